@@ -1,0 +1,1 @@
+//! Integration tests of the command line: one binary, a module per topic.
