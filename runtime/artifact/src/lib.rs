@@ -1,0 +1,6 @@
+//! The compiled form of a training pipeline: instruction streams, stage programs, memory map, machine code.
+//! Pure data: no file, clock or environment is touched here. The runtime reads and writes the files.
+
+pub mod ids;
+pub mod program;
+pub mod stream;

@@ -1,0 +1,126 @@
+//! A resolved specification: names looked up, units converted, defaults filled in. Spans point to where a value was
+//! written (an empty span at the block's start where it is a default).
+
+use crate::diag::Span;
+use crate::schedule::Schedule;
+
+/// A value and where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub struct At<T> {
+    pub value: T,
+    pub span: Span,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Spec {
+    /// None: analysed in units of micro-batches with the costs of `machine`.
+    pub model: Option<Model>,
+    pub machine: Machine,
+    pub pipeline: Pipeline,
+    pub staleness: Staleness,
+    pub optimizer: At<Optimizer>,
+    pub learning_rate: At<LearningRate>,
+    pub require: Require,
+    /// The schedule that `pipeline.schedule` names.
+    pub schedule: Schedule,
+}
+
+/// `model gpt { … }`: the reference GPT.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Model {
+    pub layers: At<u32>,
+    pub width: At<u32>,
+    pub heads: At<u32>,
+    pub context: At<u32>,
+    pub vocab: At<u32>,
+    pub span: Span,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Machine {
+    /// P.
+    pub ranks: At<u32>,
+    /// Memory of one rank, bytes.
+    pub memory: Option<At<u64>>,
+    pub cost: Option<At<Costs>>,
+}
+
+/// Costs in nanoseconds; each list has one entry (uniform) or one per stage.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Costs {
+    pub f_ns: Vec<u64>,
+    pub i_ns: Vec<u64>,
+    pub w_ns: Vec<u64>,
+    pub hop_ns: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pipeline {
+    pub partition: At<Partition>,
+    /// Name of the schedule.
+    pub schedule: At<String>,
+    /// Sequences per micro-batch.
+    pub microbatch: At<u32>,
+    /// Micro-batches per optimizer update (K).
+    pub accumulate: At<u32>,
+    /// Drain and refill every this many updates.
+    pub boundary: Option<At<u64>>,
+    /// `fuse = off` keeps the update out of the weight-gradient kernels (default: fused).
+    pub fuse: At<bool>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Partition {
+    Balanced,
+    /// By stage.
+    Explicit(Vec<Vec<Layer>>),
+}
+
+/// A cut unit of the model, in forward order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Layer {
+    Embed,
+    Block(u32),
+    /// Final LayerNorm, output projection, loss.
+    Head,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Staleness {
+    pub weights: At<Weights>,
+    /// `drift <= n`.
+    pub drift: Option<At<u64>>,
+    /// `delay <= n`.
+    pub delay: Option<At<u64>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Backward reads the weights as they are; no copies.
+    Current,
+}
+
+pub use artifact_types::{LearningRate, Optimizer};
+
+/// Same shapes as the bundle's; `dsl` depends on no other crate of ours.
+mod artifact_types {
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum LearningRate {
+        Constant { lr: f64 },
+        Cosine { peak: f64, warmup: u64, total: u64, floor: f64 },
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub enum Optimizer {
+        AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
+        Sgd { momentum: f64, decay: f64 },
+    }
+}
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Require {
+    /// Bytes a rank.
+    pub memory: Option<At<u64>>,
+    /// Fraction, 0..1.
+    pub bubble: Option<At<f64>>,
+}

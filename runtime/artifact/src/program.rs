@@ -1,0 +1,213 @@
+//! What a compiled stage does when its rank meets an instruction: kernel calls over places in the rank's arena.
+
+use crate::ids::{RankId, StageId};
+use crate::stream::{Program, RingSizes};
+use serde::{Deserialize, Serialize};
+
+/// A buffer in the rank's arena, or one slot of a ring of equal buffers: the slot of micro-batch `m` is at byte
+/// `offset + (m mod slots) * stride`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Place {
+    /// Bytes from the arena's start; a multiple of 64.
+    pub offset: u64,
+    /// Bytes of one slot's content.
+    pub bytes: u64,
+    /// Bytes from one slot to the next; a multiple of 64 (0 when there is one slot).
+    pub stride: u64,
+    /// At least 1.
+    pub slots: u32,
+}
+
+impl Place {
+    /// Byte offset of micro-batch `mb`'s slot.
+    pub fn at(&self, mb: u64) -> u64 {
+        self.offset + (mb % u64::from(self.slots)) * self.stride
+    }
+}
+
+/// One kernel call. The kernel gets a pointer to an array of pointers, one per argument, in order:
+/// `extern "C" fn(*const *mut u8)`. The last argument is the scratch buffer when the kernel has one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// Index into [`Manifest::kernels`].
+    pub kernel: u32,
+    pub args: Vec<Place>,
+}
+
+/// The kernel calls of each instruction of a stage. The variants of B and W are indexed by [`variant`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bodies {
+    pub f: Vec<Call>,
+    pub b: [Vec<Call>; 4],
+    pub i: Vec<Call>,
+    pub w: [Vec<Call>; 4],
+    /// What no weight-gradient kernel could take in.
+    pub u: Vec<Call>,
+}
+
+/// Index of an accumulation's variant in [`Bodies`].
+pub fn variant(a: crate::stream::Accumulation) -> usize {
+    usize::from(a.first) + 2 * usize::from(a.last)
+}
+
+/// How a parameter starts. Random values are drawn by (seed, parameter name, element).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    Zeros,
+    Ones,
+    Normal { std: f64 },
+}
+
+/// A parameter of a stage. Row-major f32.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Param {
+    /// Independent of the partition, e.g. `block.3.mlp.up.weight`.
+    pub name: String,
+    pub shape: Vec<u64>,
+    pub init: Init,
+    /// Whether weight decay applies (parameters of two or more dimensions).
+    pub decay: bool,
+    pub weight: Place,
+    /// Optimizer state, in the optimizer's order (AdamW: m, v; momentum: m); zero at the start.
+    pub state: Vec<Place>,
+    /// Gradient accumulator; none when accumulate = 1 and the update is fused.
+    pub gradient: Option<Place>,
+}
+
+/// Buffers of a stage that the runtime itself reads or writes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageIo {
+    /// First stage: u32 token ids `[microbatch, context]`, written before F. Ring `recv_f`.
+    pub tokens: Option<Place>,
+    /// Last stage: u32 target ids `[microbatch, context]`, written before F.
+    pub targets: Option<Place>,
+    /// Last stage: f64, the micro-batch's summed cross-entropy (nats), after F.
+    pub loss: Option<Place>,
+    /// Activations `[microbatch, context, width]` f32; absent at the ends.
+    pub recv_f: Option<Place>,
+    pub send_f: Option<Place>,
+    pub recv_b: Option<Place>,
+    pub send_b: Option<Place>,
+    /// Two vectors of [`HYPER_LEN`] f32: for parameters with decay, then without. Written before the first kernel that updates.
+    pub hyper: Place,
+    /// u64: number of updates made. U increments it.
+    pub version: Place,
+    /// u64 in ring `stash`: the version that F read. F stores it; B/I compares.
+    pub version_seen: Place,
+}
+
+/// Length of one hyper-parameter vector. AdamW at step t (1-based): `[b1, 1-b1, b2, 1-b2, 1/(1-b2^t), eps, lr/(1-b1^t), 1-lr*decay]`.
+/// SGD with momentum: `[momentum, 0, 0, 0, 0, 0, lr, 1-lr*decay]` with `m <- momentum*m + g; w <- (1-lr*decay)*w - lr*m`.
+pub const HYPER_LEN: usize = 8;
+
+/// Learning-rate schedule, by 0-based update.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LearningRate {
+    Constant {
+        lr: f64,
+    },
+    /// Linear from `peak/warmup` to `peak` over `warmup` updates (update u: `peak*(u+1)/warmup`), then
+    /// `floor + (peak-floor)*(1+cos(pi*(u-warmup)/(total-warmup)))/2`; `floor` after `total`.
+    Cosine {
+        peak: f64,
+        warmup: u64,
+        total: u64,
+        floor: f64,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Optimizer {
+    AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
+    Sgd { momentum: f64, decay: f64 },
+}
+
+/// One compiled stage.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stage {
+    pub stage: StageId,
+    pub rank: RankId,
+    pub rings: RingSizes,
+    pub params: Vec<Param>,
+    pub io: StageIo,
+    pub bodies: Bodies,
+}
+
+/// Bytes of a rank's arena by purpose; `total` is what the runtime allocates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    pub total: u64,
+    pub weights: u64,
+    pub optimizer: u64,
+    pub gradients: u64,
+    pub stash: u64,
+    pub activations: u64,
+    pub communication: u64,
+    pub workspace: u64,
+}
+
+/// A kernel in the images: its name is its exported symbol.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelEntry {
+    pub name: String,
+    /// Bytes of scratch it may use; its last argument.
+    pub scratch_bytes: u64,
+    /// Number of arguments, scratch included.
+    pub args: u32,
+}
+
+/// Shape of the data that a run reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataShape {
+    /// Sequences per micro-batch.
+    pub microbatch: u32,
+    /// Tokens per sequence.
+    pub context: u32,
+    pub vocab: u32,
+}
+
+/// Facts that the compiler proved, for the run's closing comparison.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Proved {
+    /// By stage: largest drift and delay, in updates.
+    pub drift_max: Vec<u64>,
+    pub delay_max: Vec<u64>,
+    /// By rank: bubble in steady state under the cost model, 0..1.
+    pub bubble: Vec<f64>,
+}
+
+/// Everything but the machine code: the manifest of a bundle.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Spec file name and its text, as compiled (after --set).
+    pub source_name: String,
+    pub source: String,
+    /// CPU class that the images need, e.g. `x86-64-v4`.
+    pub cpu: String,
+    /// LLVM version that made the images.
+    pub llvm: String,
+    pub data: DataShape,
+    pub optimizer: Optimizer,
+    pub learning_rate: LearningRate,
+    /// Drain and refill every this many updates (`pipeline.boundary`); none: only at the end.
+    pub boundary: Option<u64>,
+    pub program: Program,
+    pub stages: Vec<Stage>,
+    /// By rank.
+    pub memory: Vec<Memory>,
+    pub kernels: Vec<KernelEntry>,
+    pub proved: Proved,
+}
+
+/// Position-independent machine code of one stage and where its kernels start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    pub stage: StageId,
+    /// Mapped read-execute as one block; 64-byte aligned sections.
+    pub code: Vec<u8>,
+    /// (index into [`Manifest::kernels`], byte offset in `code`), ascending.
+    pub exports: Vec<(u32, u64)>,
+}

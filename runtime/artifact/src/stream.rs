@@ -1,0 +1,133 @@
+//! The instruction stream of a rank.
+//!
+//! # Meaning
+//!
+//! A rank runs `prologue` once, then `period` as often as the run needs. Every repetition handles
+//! `microbatches` more micro-batches and makes `updates` more optimizer updates. An instruction names its
+//! micro-batch relative to the repetition: in repetition `n` (the prologue counts as repetition 0)
+//! `mb` stands for the absolute micro-batch `mb + n * microbatches`, and for `U` the absolute update is
+//! `mb + n * updates`.
+//!
+//! A *segment* is what runs between two drains: micro-batches `0..M`, `M = segment updates * K`. An instruction whose
+//! absolute micro-batch is `>= M` is skipped: this one rule makes the epilogue (the last repetitions, with the forward
+//! passes that have nothing left to do skipped), so the epilogue is derived and not stored, and one text is proved for a run
+//! of any length.
+//!
+//! The next segment starts again from the prologue; micro-batches are numbered from 0 within each segment (the runtime
+//! adds the segment's base where it reads data).
+//!
+//! # Transfers
+//!
+//! `RECV_*` *posts* a receive: it claims its slot of the receive ring (waiting until that slot is free is an error that `verify` excludes:
+//! the slot's last user comes earlier in the same stream) and returns. The wait is at the first use, by `F` or
+//! `B`/`I` of the same stage and micro-batch. `SEND_*` offers the slot that the compute
+//! instruction filled and returns; the compute instruction that fills the same slot again waits until it was taken. A transfer completes only when both sides are there
+//! (no buffering besides the slots), in FIFO order per (sender stage, receiver stage, direction).
+//!
+//! # Rings
+//!
+//! Slot of micro-batch `m` in a ring of `n` slots: `m mod n`. Each stage has these rings (0 slots = it has none):
+//!
+//! | ring | claimed | released |
+//! |---|---|---|
+//! | `stash` (saved activations) | start of F(m) | end of B(m) (W(m) when split) |
+//! | `recv_f` (input; on the first stage the token ids, claimed by F) | RECV_F(m) | end of B(m) (W(m) when split): the backward pass reads it |
+//! | `send_f` (output) | start of F(m) | SEND_F(m) taken |
+//! | `recv_b` (output gradient) | RECV_B(m) | end of B(m) (W(m) when split) |
+//! | `send_b` (input gradient) | start of B(m) or I(m) | SEND_B(m) taken |
+
+use crate::ids::StageId;
+use serde::{Deserialize, Serialize};
+
+/// What an instruction does. See the module's text for when each one blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Op {
+    /// Forward of one micro-batch.
+    F,
+    /// Full backward (input and weight gradients) of one micro-batch.
+    B(Accumulation),
+    /// Input gradient only.
+    I,
+    /// Weight gradient only.
+    W(Accumulation),
+    /// Optimizer update; `mb` is the update's index. What is fused into the last weight gradient is
+    /// done there; U raises the version and runs what is left.
+    U,
+    /// Offer the output of F to the next stage.
+    SendF,
+    /// Post a receive for the input of F from the previous stage.
+    RecvF,
+    /// Offer the input gradient to the previous stage.
+    SendB,
+    /// Post a receive for the output gradient from the next stage.
+    RecvB,
+}
+
+/// Where a weight gradient stands among those of its update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Accumulation {
+    /// The first of its update: the accumulator is overwritten.
+    pub first: bool,
+    /// The last of its update: the fused optimizer update runs in the weight-gradient kernels.
+    pub last: bool,
+}
+
+/// One instruction; `mb` is relative to the repetition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Instr {
+    pub op: Op,
+    pub stage: StageId,
+    pub mb: u32,
+}
+
+/// A rank's instructions. See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stream {
+    pub prologue: Vec<Instr>,
+    pub period: Vec<Instr>,
+    /// Micro-batches per repetition of the period.
+    pub microbatches: u32,
+    /// Updates per repetition of the period.
+    pub updates: u32,
+}
+
+impl Stream {
+    /// The instructions of a segment of `updates` updates, with absolute micro-batches (absolute updates for U).
+    /// Lazy: a run of any length costs no memory.
+    pub fn segment(&self, updates: u64) -> impl Iterator<Item = (Op, StageId, u64)> + '_ {
+        let repetitions = updates.div_ceil(u64::from(self.updates.max(1)));
+        let limit = repetitions * u64::from(self.microbatches);
+        let prologue = self.prologue.iter().map(|i| (i, 0));
+        let period = (0..repetitions).flat_map(move |n| self.period.iter().map(move |i| (i, n)));
+        prologue.chain(period).filter_map(move |(i, n)| {
+            let update = i.op == Op::U;
+            let step = if update { self.updates } else { self.microbatches };
+            let at = u64::from(i.mb) + n * u64::from(step);
+            (update || at < limit).then_some((i.op, i.stage, at))
+        })
+    }
+}
+
+/// Slots of each ring of one stage. See the module's table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RingSizes {
+    pub stash: u32,
+    pub recv_f: u32,
+    pub send_f: u32,
+    pub recv_b: u32,
+    pub send_b: u32,
+}
+
+/// The streams of all ranks with what `verify` needs beside them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    /// By rank.
+    pub streams: Vec<Stream>,
+    /// By stage: the rank that holds it.
+    pub rank_of_stage: Vec<crate::ids::RankId>,
+    /// By stage.
+    pub rings: Vec<RingSizes>,
+    /// Micro-batches per update (K).
+    pub accumulate: u32,
+}
