@@ -1,0 +1,1 @@
+//! exp, tanh and log as polynomials.

@@ -1,0 +1,100 @@
+//! Where a parameter's gradient goes, shared by every kernel that makes one: stored, added, or used up by a fused update.
+
+use super::text::{Func, identity_map, parallel, tensor};
+use super::update::{states, update_body};
+use model::kernel::Sink;
+
+/// Name of the hyper-parameter operand.
+pub const HYPER: &str = "hyper";
+
+/// The sink's operands in a function.
+pub struct SinkOperands {
+    sink: Sink,
+    shape: Vec<u64>,
+    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w`, `m` (, `v`).
+    pub outputs: Vec<&'static str>,
+}
+
+impl SinkOperands {
+    /// Declares the sink's operands (in the contract's order, after the kernel's own) for a gradient of `shape`, and loads
+    /// the hyper-parameters `%h0` .. `%h7`. Tensors are `%acc`, `%w`, `%m`, `%v`.
+    pub fn declare(func: &mut Func, sink: Sink, shape: &[u64]) -> Self {
+        let outputs = match sink {
+            Sink::Store | Sink::Add => vec!["acc"],
+            Sink::Update { optimizer, accumulated } => {
+                if accumulated {
+                    func.input("acc", shape, "f32");
+                }
+                func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
+                load_hyper(func);
+                let mut names = vec!["w"];
+                names.extend(states(optimizer));
+                names
+            }
+        };
+        for name in &outputs {
+            func.output(name, shape, "f32");
+        }
+        Self { sink, shape: shape.to_vec(), outputs }
+    }
+
+    /// Adds the elementwise `linalg.generic` that takes the gradient tensor `gradient` (already summed) to the sink, and writes the
+    /// results (`%sunk`) back.
+    pub fn apply(&self, func: &mut Func, gradient: &str) {
+        let t = tensor(&self.shape, "f32");
+        let rank = self.shape.len();
+        let mut ins = vec![gradient.to_string()];
+        let mut args = vec!["%part_el: f32".to_string()];
+        if matches!(self.sink, Sink::Update { accumulated: true, .. }) {
+            ins.push("%acc".into());
+            args.push("%acc_el: f32".into());
+        }
+        // An accumulator that is updated in place has the same name as one that is only read.
+        args.extend(self.outputs.iter().map(|o| format!("%{o}_el: f32")));
+        let n = self.outputs.len();
+        let list = |text: &str| self.outputs.iter().map(|o| text.replace('@', o)).collect::<Vec<_>>().join(", ");
+        let maps = vec![identity_map(rank); ins.len() + n].join(", ");
+        let in_types = vec![t.clone(); ins.len()].join(", ");
+        let out_types = vec![t; n].join(", ");
+        func.push("%sink_zero = arith.constant 0.0 : f32");
+        func.push(&format!(
+            "%sunk:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = {iterators}}} ins({ins} : {in_types}) outs({outs} : {out_types}) {{\n\
+             ^bb0({args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({out_types})",
+            iterators = parallel(rank),
+            ins = ins.join(", "),
+            outs = list("%@"),
+            args = args.join(", "),
+            body = body(self.sink),
+            yields = list("%@_new"),
+            elements = vec!["f32"; n].join(", "),
+        ));
+        for (i, name) in self.outputs.iter().enumerate() {
+            func.result(name, &format!("%sunk#{i}"));
+        }
+    }
+}
+
+/// The region text of a sink. Reads `%part_el` (the gradient's new part), `%acc_el` where there is an accumulator, `%w_el` …; defines
+/// `%acc_new` or `%w_new` …. A part is always added to the accumulator or to zero (`%sink_zero`), fused or not: the
+/// sign of a zero is then the same too.
+pub fn body(sink: Sink) -> String {
+    match sink {
+        Sink::Store => "%acc_new = arith.addf %sink_zero, %part_el : f32\n".into(),
+        Sink::Add => "%acc_new = arith.addf %acc_el, %part_el : f32\n".into(),
+        Sink::Update { optimizer, accumulated } => {
+            let so_far = if accumulated { "%acc_el" } else { "%sink_zero" };
+            format!("%g_el = arith.addf {so_far}, %part_el : f32\n{}", update_body(optimizer))
+        }
+    }
+}
+
+/// Loads the hyper-parameters `%h0` .. `%h7` from the operand [`HYPER`].
+pub fn load_hyper(func: &mut Func) {
+    for i in 0..artifact::program::HYPER_LEN {
+        func.push(&format!("%hyper_at{i} = arith.constant {i} : index"));
+        func.push(&format!(
+            "%h{i} = memref.load %{HYPER}_ref[%hyper_at{i}] : memref<{}xf32>",
+            artifact::program::HYPER_LEN
+        ));
+    }
+}

@@ -1,0 +1,66 @@
+//! Strategy text that several families share.
+
+use model::target::CpuClass;
+
+/// The usual `@lower`: multi-dimensional vectors become one-dimensional ones, masks become masked loads and stores.
+pub fn lower() -> &'static str {
+    r#"transform.named_sequence @lower(%m: !transform.any_op) {
+  %f = transform.structured.match ops{["func.func"]} in %m : (!transform.any_op) -> !transform.any_op
+  transform.apply_patterns to %f {
+    transform.apply_patterns.vector.lower_masked_transfers
+    transform.apply_patterns.vector.transfer_permutation_patterns
+    transform.apply_patterns.vector.cast_away_vector_leading_one_dim
+    transform.apply_patterns.canonicalization } : !transform.any_op
+  transform.apply_patterns to %f {
+    transform.apply_patterns.vector.lower_contraction lowering_strategy = "outerproduct"
+    transform.apply_patterns.vector.lower_outerproduct
+    transform.apply_patterns.vector.lower_broadcast
+    transform.apply_patterns.vector.lower_transpose lowering_strategy = "shuffle_1d"
+  } : !transform.any_op
+  transform.apply_patterns to %f {
+    transform.apply_patterns.vector.transfer_to_scf max_transfer_rank = 1 full_unroll = true
+    transform.apply_patterns.vector.lower_transfer max_transfer_rank = 1
+    transform.apply_patterns.vector.lower_shape_cast
+  } : !transform.any_op
+  transform.yield
+}
+"#
+}
+
+/// One elementwise `linalg.generic` over `len` elements: a loop of whole vectors, then one masked vector for the rest.
+pub fn elementwise_1d(len: u64, cpu: CpuClass) -> String {
+    let lanes = u64::from(cpu.lanes());
+    let whole = len - len % lanes;
+    let (loop_, rest) = ("%whole", "%rest");
+    let split = match (whole, len - whole) {
+        (0, _) => format!(
+            "  {rest} = transform.structured.match ops{{[\"linalg.generic\"]}} in %f : (!transform.any_op) -> !transform.any_op\n"
+        ),
+        (_, 0) => format!(
+            "  {loop_} = transform.structured.match ops{{[\"linalg.generic\"]}} in %f : (!transform.any_op) -> !transform.any_op\n"
+        ),
+        _ => format!(
+            "  %all = transform.structured.match ops{{[\"linalg.generic\"]}} in %f : (!transform.any_op) -> !transform.any_op\n  \
+             %parts = transform.structured.split %all after {whole} {{dimension = 0}} : !transform.any_op\n  \
+             {loop_}, {rest} = transform.split_handle %parts : (!transform.any_op) -> (!transform.any_op, !transform.any_op)\n"
+        ),
+    };
+    let mut text = format!(
+        "transform.named_sequence @__transform_main(%m: !transform.any_op) {{\n  \
+         %f = transform.structured.match ops{{[\"func.func\"]}} in %m : (!transform.any_op) -> !transform.any_op\n{split}"
+    );
+    if whole > 0 {
+        text += &format!(
+            "  %tile, %loop = transform.structured.tile_using_for {loop_} tile_sizes [{lanes}] : (!transform.any_op) -> (!transform.any_op, !transform.any_op)\n  \
+             transform.structured.vectorize %tile : !transform.any_op\n"
+        );
+    }
+    if whole < len {
+        text += &format!("  transform.structured.vectorize {rest} vector_sizes [{lanes}] : !transform.any_op\n");
+    }
+    text += "  transform.apply_patterns to %f {\n    \
+             transform.apply_patterns.tensor.fold_tensor_subset_ops_into_vector_transfers\n    \
+             transform.apply_patterns.canonicalization } : !transform.any_op\n  \
+             transform.apply_cse to %f : !transform.any_op\n  transform.yield\n}\n";
+    text + lower()
+}
