@@ -1,1 +1,23 @@
-fn main() {}
+//! The `paceline` command. Each subcommand is one file in `commands/`.
+
+mod cli;
+mod commands;
+mod driver;
+mod failure;
+mod picture;
+mod render;
+mod report;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match commands::run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            failure.print();
+            failure.exit_code()
+        }
+    }
+}

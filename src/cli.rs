@@ -1,0 +1,141 @@
+//! The command line's grammar.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// A compiler for pipeline-parallel training: proves a schedule sound, compiles it, runs it.
+#[derive(Parser)]
+#[command(name = "paceline", version, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Prove a spec's properties: deadlock freedom, drift, memory, bubble
+    Check(Check),
+    /// Print the instruction grid
+    Plan(Plan),
+    /// Draw the schedule as an SVG picture
+    Timeline(Timeline),
+    /// Compile a spec to a bundle
+    Compile(Compile),
+    /// Show what a bundle holds
+    Inspect(BundleArg),
+    /// Check a bundle: checksums, memory map, instruction streams
+    Verify(BundleArg),
+    /// Train: compile a spec (or take a bundle) and run it on text or tokens
+    Run(Box<Run>),
+    /// Print the page of a diagnostic code
+    Explain {
+        /// A code such as P0301
+        code: String,
+    },
+}
+
+/// A spec and what may change it.
+#[derive(Args, Clone)]
+pub struct SpecArgs {
+    /// The .pace file
+    pub file: PathBuf,
+    /// Override a key, e.g. --set pipeline.accumulate=8 (repeatable)
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub sets: Vec<String>,
+    /// CPU class to plan and compile for: x86-64-v3 or x86-64-v4 (default: this machine's)
+    #[arg(long, value_name = "NAME")]
+    pub cpu: Option<String>,
+}
+
+#[derive(Args)]
+pub struct Check {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Text,
+    Json,
+}
+
+#[derive(Args)]
+pub struct Plan {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+}
+
+#[derive(Args)]
+pub struct Timeline {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    /// File to write: .svg
+    #[arg(short, long)]
+    pub output: PathBuf,
+    /// Updates to draw (default: enough to show the steady state)
+    #[arg(long, value_name = "N")]
+    pub updates: Option<u64>,
+}
+
+#[derive(Args)]
+pub struct Compile {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    /// Directory of the bundle (with --emit: a file; default: standard output)
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+    /// What to compile for
+    #[arg(long, default_value = "cpu")]
+    pub target: String,
+    /// Print one level of the lowering instead of making a bundle
+    #[arg(long, value_enum)]
+    pub emit: Option<Emit>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Emit {
+    /// One module per stage: instructions and the kernels that they call
+    Sched,
+    /// The kernels as linalg on tensors
+    Linalg,
+    /// The kernels as LLVM IR
+    Llvm,
+}
+
+#[derive(Args)]
+pub struct BundleArg {
+    /// Directory that `compile` made
+    pub bundle: PathBuf,
+}
+
+#[derive(Args)]
+pub struct Run {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    /// Training data: text files as bytes, or .bin of u16/u32 tokens (repeatable; read in order)
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    pub data: Vec<PathBuf>,
+    /// Optimizer updates to make (default: the learning-rate schedule's total)
+    #[arg(long, value_name = "N")]
+    pub updates: Option<u64>,
+    /// Seed of the initial weights and of the sampling
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Held-out data to evaluate on, at the start, at every boundary and at the end (repeatable)
+    #[arg(long, value_name = "PATH", num_args = 1.., conflicts_with = "holdout")]
+    pub eval: Vec<PathBuf>,
+    /// Keep this last fraction of the data for evaluation instead of training
+    #[arg(long, value_name = "FRACTION")]
+    pub holdout: Option<f64>,
+    /// Write a JSON line per update and a summary to this file
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Save the weights at the end (safetensors)
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    /// Start from these weights instead of fresh ones (safetensors; any partition)
+    #[arg(long, value_name = "FILE")]
+    pub load: Option<PathBuf>,
+}

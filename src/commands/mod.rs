@@ -1,0 +1,48 @@
+//! One file per subcommand.
+
+mod check;
+#[cfg(feature = "codegen")]
+mod compile;
+mod explain;
+mod inspect;
+mod plan;
+mod run;
+mod timeline;
+mod verify;
+
+use crate::cli::Command;
+use crate::failure::Failure;
+
+/// Runs one subcommand.
+pub fn run(command: Command) -> Result<(), Failure> {
+    match command {
+        Command::Check(args) => check::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Timeline(args) => timeline::run(&args),
+        Command::Compile(args) => compile(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Run(args) => run::run(&args),
+        Command::Explain { code } => explain::run(&code),
+    }
+}
+
+#[cfg(feature = "codegen")]
+fn compile(args: &crate::cli::Compile) -> Result<(), Failure> {
+    compile::run(args)
+}
+
+#[cfg(not(feature = "codegen"))]
+fn compile(_: &crate::cli::Compile) -> Result<(), Failure> {
+    Err(no_codegen())
+}
+
+/// What a build without LLVM answers to a request for code.
+#[cfg(not(feature = "codegen"))]
+pub fn no_codegen() -> Failure {
+    Failure::Outside(
+        "this paceline was built without code generation: build it with LLVM/MLIR 22 (`cargo build --release`), \
+         or run a bundle that was compiled elsewhere"
+            .to_owned(),
+    )
+}

@@ -1,0 +1,11 @@
+//! `paceline plan FILE`: the instruction grid.
+
+use crate::cli::Plan;
+use crate::driver;
+use crate::failure::Failure;
+
+pub fn run(args: &Plan) -> Result<(), Failure> {
+    let analysed = driver::accepted(&args.spec)?.1;
+    print!("{}", plan::grid(&analysed.program, &analysed.costs));
+    Ok(())
+}
