@@ -9,7 +9,7 @@
 //! `mb + n * updates`.
 //!
 //! A *segment* is what runs between two drains: micro-batches `0..M`, `M = segment updates * K`. An instruction whose
-//! absolute micro-batch is `>= M` is skipped: this one rule makes the epilogue (the last repetitions, with the forward
+//! absolute micro-batch is `>= M` (for `U`, whose absolute update is `>=` the segment's updates) is skipped: this one rule makes the epilogue (the last repetitions, with the forward
 //! passes that have nothing left to do skipped), so the epilogue is derived and not stored, and one text is proved for a run
 //! of any length.
 //!
@@ -96,15 +96,15 @@ impl Stream {
     /// The instructions of a segment of `updates` updates, with absolute micro-batches (absolute updates for U).
     /// Lazy: a run of any length costs no memory.
     pub fn segment(&self, updates: u64) -> impl Iterator<Item = (Op, StageId, u64)> + '_ {
-        let repetitions = updates.div_ceil(u64::from(self.updates.max(1)));
-        let limit = repetitions * u64::from(self.microbatches);
+        let per_repetition = u64::from(self.updates.max(1));
+        let repetitions = updates.div_ceil(per_repetition);
+        let limit = updates * (u64::from(self.microbatches) / per_repetition);
         let prologue = self.prologue.iter().map(|i| (i, 0));
         let period = (0..repetitions).flat_map(move |n| self.period.iter().map(move |i| (i, n)));
         prologue.chain(period).filter_map(move |(i, n)| {
-            let update = i.op == Op::U;
-            let step = if update { self.updates } else { self.microbatches };
+            let (step, end) = if i.op == Op::U { (self.updates, updates) } else { (self.microbatches, limit) };
             let at = u64::from(i.mb) + n * u64::from(step);
-            (update || at < limit).then_some((i.op, i.stage, at))
+            (at < end).then_some((i.op, i.stage, at))
         })
     }
 }
