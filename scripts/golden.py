@@ -1,0 +1,344 @@
+"""Writes tests/golden/*.json: losses, weights and samples that Paceline's tests must reproduce.
+
+usage: python scripts/golden.py          (needs numpy and torch; `make golden`; the tests read the files and need neither)
+
+| file | what |
+|---|---|
+| random.json | raw draws, initial weights, sampled offsets |
+| adamw, sgd, odd | synchronous training: PyTorch's autograd and PyTorch's optimizer |
+| async_k1, async_k4, async_sgd | an asynchronous 1F1B pipeline of four stages, emulated event by event |
+
+Every training file holds the parameters of the run, `losses` (f32) and `losses_f64` (the same run in f64). `rounding` is the
+largest relative distance between the two, what f32 alone does to the run; `tolerance` is what a test should ask: far above
+the rounding, and below what a wrong rule would do. The asynchronous files say how far these would be off: `flush` (all
+versions equal), `stashed_weights` and `stashed_gains` (the backward pass reads matrices, or LayerNorm gains, as they were at
+the forward pass). Gains move little: only async_sgd, with its large step, tells those apart.
+The script checks itself as it goes and writes nothing when a check fails.
+"""
+
+import json
+import math
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import reference as ref
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA_FILE = "LICENSE-APACHE"
+SEED = 1
+UPDATES = 20
+
+SMALL = ref.Model(layers=4, width=64, heads=4, context=32, vocab=256)
+ODD = ref.Model(layers=3, width=45, heads=3, context=19, vocab=256)
+ADAMW = {"kind": "adamw", "lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "decay": 0.1}
+SGD = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "decay": 0.0}
+FAST_SGD = {**SGD, "lr": 0.2}
+COSINE = {**ADAMW, "lr": {"peak": 2e-3, "warmup": 4, "total": 20, "floor": 2e-4}}
+# Where a four-stage pipeline cuts SMALL.
+FOUR_STAGES = [["embed", 0], [1], [2], [3, "head"]]
+
+
+# --- Synchronous training by autograd ---------------------------------------------------------------------------------
+
+
+def train(model, microbatch, accumulate, optimizer, dtype):
+    """Losses of UPDATES updates on one process."""
+    data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
+    params = ref.initial_params(model, model.units(), SEED, dtype)
+    for p in params.values():
+        p.requires_grad_()
+    stepper = ref.torch_optimizer(optimizer, params)
+    tokens_per_update = accumulate * microbatch * model.context
+    losses = []
+    for update in range(UPDATES):
+        total = 0.0
+        for k in range(accumulate):
+            loss = ref.loss_autograd(model, params, *data.batch(update * accumulate + k))
+            (loss / tokens_per_update).backward()
+            total += loss.item()
+        for group in stepper.param_groups:
+            group["lr"] = ref.learning_rate(optimizer["lr"], update)
+        stepper.step()
+        stepper.zero_grad()
+        losses.append(total / tokens_per_update)
+    return losses
+
+
+# --- Asynchronous training, event by event ----------------------------------------------------------------------------
+
+
+def rank_order(rank, ranks, microbatches):
+    """What a rank of 1F1B does, in order: P-1-s forwards, then one forward and one backward in turn, then the
+    backwards that are left."""
+    order, forwards, backwards = [], 0, 0
+    for _ in range(min(ranks - 1 - rank, microbatches)):
+        order.append(("F", forwards))
+        forwards += 1
+    while backwards < microbatches:
+        if forwards < microbatches:
+            order.append(("F", forwards))
+            forwards += 1
+        order.append(("B", backwards))
+        backwards += 1
+    return order
+
+
+def event_list(ranks, microbatches, choose):
+    """One possible history [(rank, action, micro-batch)] of the pipeline: `choose` picks among the ranks whose next
+    action has its input."""
+    orders = [rank_order(rank, ranks, microbatches) for rank in range(ranks)]
+    position, done, history = [0] * ranks, set(), []
+    while len(history) < 2 * ranks * microbatches:
+        ready = []
+        for rank in range(ranks):
+            if position[rank] == len(orders[rank]):
+                continue
+            action, m = orders[rank][position[rank]]
+            source = (rank - 1, "F", m) if action == "F" else (rank + 1, "B", m)
+            if not 0 <= source[0] < ranks or source in done:
+                ready.append(rank)
+        rank = choose(ready)
+        event = (rank, *orders[rank][position[rank]])
+        position[rank] += 1
+        done.add(event)
+        history.append(event)
+    return history
+
+
+def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype, stashed=""):
+    """Runs a history with an update on a stage right after its every K-th backward pass.
+    -> (losses by update, drift by stage and micro-batch: version at B minus version at F, in updates).
+
+    The backward pass reads the weights as they are. `stashed`: parameters whose names end with it are read as they
+    were at the micro-batch's forward pass; no such run is golden, it shows that the golden ones tell the difference."""
+    data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
+    stages = [ref.Stage(model, units, SEED, dtype) for units in partition]
+    steppers = [ref.Optimizer(optimizer, stage.params) for stage in stages]
+    sums = [None] * len(stages)
+    tokens_per_update = accumulate * microbatch * model.context
+    sent, saved, kept, version_at_f = {}, {}, {}, {}
+    losses, drift = [0.0] * UPDATES, [[] for _ in stages]
+    last = len(stages) - 1
+    for s, action, m in history:
+        if action == "F":
+            tokens, targets = data.batch(m)
+            x = tokens if s == 0 else sent.pop((s, "F", m))
+            y, saved[s, m] = stages[s].forward(x, targets if s == last else None)
+            version_at_f[s, m] = steppers[s].updates
+            if stashed:
+                kept[s, m] = {n: p.clone() for n, p in stages[s].params.items() if n.endswith(stashed)}
+            if s == last:
+                losses[m // accumulate] += y.item() / tokens_per_update
+            else:
+                sent[s + 1, "F", m] = y
+            continue
+        dy = None if s == last else sent.pop((s, "B", m))
+        params = stages[s].params | kept.pop((s, m), {})
+        dx, grads = stages[s].backward(dy, saved.pop((s, m)), params, 1.0 / tokens_per_update)
+        if s > 0:
+            sent[s - 1, "B", m] = dx
+        drift[s].append(steppers[s].updates - version_at_f[s, m])
+        sums[s] = grads if m % accumulate == 0 else {name: sums[s][name] + g for name, g in grads.items()}
+        if m % accumulate == accumulate - 1:
+            steppers[s].step(sums[s])
+    return losses, drift
+
+
+def asynchronous(accumulate, optimizer, dtype, choose, stashed=""):
+    history = event_list(len(FOUR_STAGES), UPDATES * accumulate, choose)
+    return emulate(history, FOUR_STAGES, SMALL, 2, accumulate, optimizer, dtype, stashed)
+
+
+def lowest_rank(ready):
+    return ready[0]
+
+
+# --- Checks -----------------------------------------------------------------------------------------------------------
+
+
+def distance(a, b):
+    """Largest relative difference of two loss lists."""
+    return max(abs(x - y) / abs(y) for x, y in zip(a, b, strict=True))
+
+
+def check(condition, what):
+    if not condition:
+        sys.exit(f"golden.py: check failed: {what}")
+    print(f"ok: {what}")
+
+
+def check_normal():
+    """The vectorised normal numbers against scalar f64 mathematics, after rounding to f32."""
+    name, count = "embed.tok", 4096
+    scalar = []
+    for e in range(count):
+        u1 = 1.0 - int(ref.draw(SEED, name, 2 * e) >> np.uint64(11)) * 2.0**-53
+        u2 = int(ref.draw(SEED, name, 2 * e + 1) >> np.uint64(11)) * 2.0**-53
+        scalar.append(math.sqrt(-2.0 * math.log(u1)) * math.cos(2.0 * math.pi * u2))
+    numbers = ref.normal(SEED, name, count)
+    check(np.allclose(numbers, scalar, rtol=1e-12, atol=1e-14), "normal numbers equal scalar f64 mathematics to 1e-12")
+    big = ref.normal(SEED, "moments", 200_000)
+    check(abs(big.mean()) < 0.01 and abs(big.std() - 1) < 0.01, "normal numbers have mean 0 and deviation 1")
+    # SplitMix64 seeded with 0: the first published output; FNV-1a of "a": the published hash.
+    check(int(ref.splitmix(np.uint64(0))) == 0xE220A8397B1DCDAF, "splitmix matches its published value")
+    check(ref.fnv1a64("a") == 0xAF63DC4C8601EC8C, "fnv1a64 matches its published value")
+
+
+def check_manual_backward():
+    """With one version everywhere, the hand-written backward pass is autograd's, parameter by parameter."""
+    for model, microbatch in ((SMALL, 2), (ODD, 3)):
+        data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
+        tokens, targets = data.batch(0)
+        stage = ref.Stage(model, model.units(), SEED, torch.float64)
+        for name, p in stage.params.items():
+            # Away from the initial point, where residual branches are small and biases zero.
+            p.add_(torch.from_numpy(0.1 * ref.normal(SEED, f"shift {name}", p.numel()).reshape(p.shape)))
+        scale = 1.0 / (microbatch * model.context)
+        loss, saved = stage.forward(tokens, targets)
+        _, grads = stage.backward(None, saved, stage.params, scale)
+        params = {name: p.clone().requires_grad_() for name, p in stage.params.items()}
+        expected = ref.loss_autograd(model, params, tokens, targets)
+        (expected * scale).backward()
+        worst = max(float((grads[n] - p.grad).norm() / (p.grad.norm() + 1e-12)) for n, p in params.items())
+        check(abs(loss.item() - expected.item()) < 1e-9, f"forward pass equals autograd's, width {model.width}")
+        check(worst < 1e-10, f"hand-written backward equals autograd, width {model.width}: {worst:.1e}")
+
+
+def check_flush(name, accumulate, optimizer, losses_autograd):
+    """The emulator run one micro-batch after the other, so that all versions are equal, is synchronous training."""
+    stages = len(FOUR_STAGES)
+    one_by_one = [
+        event
+        for m in range(UPDATES * accumulate)
+        for event in [(s, "F", m) for s in range(stages)] + [(s, "B", m) for s in reversed(range(stages))]
+    ]
+    losses, drift = emulate(one_by_one, FOUR_STAGES, SMALL, 2, accumulate, optimizer, torch.float64)
+    check(all(d == 0 for stage in drift for d in stage), f"{name}: no drift one by one")
+    far = distance(losses, losses_autograd)
+    check(far < 1e-10, f"{name}: emulator with equal versions equals autograd: {far:.1e}")
+
+
+def check_drift(name, drift, accumulate):
+    """Counted drift against the closed formula floor(m/K) - floor(max(0, m-w)/K), w = P-1-s."""
+    for s, counted in enumerate(drift):
+        w = len(drift) - 1 - s
+        formula = [m // accumulate - max(0, m - w) // accumulate for m in range(len(counted))]
+        check(counted == formula, f"{name}: drift on stage {s} follows the formula, at most {max(counted)}")
+
+
+# --- Files ------------------------------------------------------------------------------------------------------------
+
+
+def write(name, content):
+    path = ROOT / "tests/golden" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    # One key a line, its value on that line.
+    lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    print(f"wrote {path.relative_to(ROOT)}")
+
+
+def digits(losses):
+    """Nine significant digits."""
+    return [float(f"{loss:.9g}") for loss in losses]
+
+
+def rounded(distances):
+    return {name: float(f"{d:.2g}") for name, d in distances.items()}
+
+
+def losses_of(f32, f64, tolerance):
+    accuracy = {"tolerance": tolerance} | rounded({"rounding": distance(f32, f64)})
+    return accuracy | {"losses": digits(f32), "losses_f64": digits(f64)}
+
+
+def spec_text(partition):
+    """A partition as a .pace file writes it."""
+    name = lambda unit: f"block {unit}..{unit + 1}" if isinstance(unit, int) else unit
+    return "[" + ", ".join("[" + ", ".join(map(name, units)) + "]" for units in partition) + "]"
+
+
+def run_parameters(model, microbatch, accumulate, optimizer):
+    return {
+        "data": DATA_FILE,
+        "seed": SEED,
+        "updates": UPDATES,
+        "model": vars(model),
+        "pipeline": {"microbatch": microbatch, "accumulate": accumulate},
+        "optimizer": optimizer,
+    }
+
+
+def synchronous_case(name, model, microbatch, accumulate, optimizer):
+    f32, f64 = (train(model, microbatch, accumulate, optimizer, dtype) for dtype in (torch.float32, torch.float64))
+    check(f64[-1] < f64[0] - 0.3, f"{name}: the loss moves, {f64[0]:.4f} -> {f64[-1]:.4f}")
+    check(distance(f32, f64) < 5e-6, f"{name}: f32 stays within {distance(f32, f64):.1e} of f64")
+    return run_parameters(model, microbatch, accumulate, optimizer) | losses_of(f32, f64, 1e-4), f64
+
+
+def asynchronous_case(name, accumulate, optimizer, tolerance, told_apart):
+    """`told_apart`: the wrong rules whose losses must be clearly outside the tolerance."""
+    f32, drift = asynchronous(accumulate, optimizer, torch.float32, lowest_rank)
+    f64, _ = asynchronous(accumulate, optimizer, torch.float64, lowest_rank)
+    shuffled, _ = asynchronous(accumulate, optimizer, torch.float32, random.Random(7).choice)
+    rounding = distance(f32, f64)
+    check(f32 == shuffled, f"{name}: another timing gives the same bits")
+    check(rounding < tolerance / 20, f"{name}: f32 stays within {rounding:.1e} of f64")
+    check_drift(name, drift, accumulate)
+    flush = train(SMALL, 2, accumulate, optimizer, torch.float64)
+    check_flush(name, accumulate, optimizer, flush)
+    apart = {"flush": distance(flush, f64)}
+    for rule, stashed in (("stashed_weights", "weight"), ("stashed_gains", "gain")):
+        apart[rule] = distance(asynchronous(accumulate, optimizer, torch.float64, lowest_rank, stashed)[0], f64)
+    for rule in told_apart:
+        check(apart[rule] > 3 * tolerance, f"{name}: {rule} would be off by {apart[rule]:.1e}")
+    content = run_parameters(SMALL, 2, accumulate, optimizer)
+    content["pipeline"] |= {"ranks": len(FOUR_STAGES), "partition": spec_text(FOUR_STAGES)}
+    content |= {"drift_max": [max(stage) for stage in drift], "off_by": rounded(apart)}
+    return content | losses_of(f32, f64, tolerance) | {"losses_flush_f64": digits(flush)}
+
+
+def random_case():
+    """First values of what is drawn at random, for tests of the generator alone."""
+    text = (ROOT / DATA_FILE).read_bytes()
+    weights = {}
+    for name in ("embed.tok", "block.1.attn.out.weight"):
+        value = ref.initial_params(SMALL, SMALL.units(), SEED, torch.float32)[name].flatten()
+        weights[name] = {"first": [float(f"{x:.9g}") for x in value[:8]], "last": float(f"{value[-1]:.9g}")}
+    return {
+        "seed": SEED,
+        "draws": {name: [f"{int(ref.draw(SEED, name, i)):016x}" for i in range(4)] for name in ("data", "embed.tok")},
+        "model": vars(SMALL),
+        "weights": weights,
+        "data": DATA_FILE,
+        "tokens": len(text),
+        "offsets": {
+            str(model.context): [ref.Data(text, model, 1, SEED).start(q) for q in range(8)] for model in (SMALL, ODD)
+        },
+    }
+
+
+def main():
+    torch.manual_seed(0)
+    check_normal()
+    check_manual_backward()
+    files = {"random": random_case()}
+    files["adamw"], adamw = synchronous_case("adamw", SMALL, 2, 4, ADAMW)
+    files["sgd"], sgd = synchronous_case("sgd", SMALL, 2, 4, SGD)
+    files["odd"], _ = synchronous_case("odd", ODD, 3, 3, COSINE)
+    check_flush("adamw", 4, ADAMW, adamw)
+    check_flush("sgd", 4, SGD, sgd)
+    coarse = ("flush", "stashed_weights")
+    files["async_k1"] = asynchronous_case("async_k1", 1, ADAMW, 1e-4, coarse)
+    files["async_k4"] = asynchronous_case("async_k4", 4, ADAMW, 1e-4, coarse)
+    files["async_sgd"] = asynchronous_case("async_sgd", 1, FAST_SGD, 1e-5, (*coarse, "stashed_gains"))
+    for name, content in files.items():
+        write(name, content)
+
+
+if __name__ == "__main__":
+    main()
