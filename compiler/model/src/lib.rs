@@ -1,4 +1,29 @@
 //! The model as a tensor graph, its derivative, kernels and memory. Pure: no I/O, no LLVM.
+//!
+//! The way from a specification to stage programs, one module a level:
+//!
+//! | module | gives |
+//! |---|---|
+//! | [`dims`] | the model's sizes, checked |
+//! | [`gpt`] | a stage's forward pass as a [`graph`] |
+//! | [`derivative`] | its backward pass, input and weight gradients apart |
+//! | [`fuse`] | nodes -> kernel calls on values |
+//! | [`stage`] | which values are saved, held, or temporary |
+//! | [`layout`] | a rank's arena, by [`arena`] |
+//! | [`kernel_plan`], [`workspace`] | a kernel's name, tiles and scratch |
+//! | [`build`] | all of it: kernels, stage programs, memory |
 
+pub mod arena;
+pub mod build;
+pub mod derivative;
+pub mod dims;
+pub mod fuse;
+pub mod gpt;
+pub mod graph;
 pub mod kernel;
+pub mod kernel_plan;
+pub mod layout;
+pub mod operands;
+pub mod stage;
 pub mod target;
+pub mod workspace;

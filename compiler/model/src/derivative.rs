@@ -1,0 +1,143 @@
+//! Reverse-mode differentiation of a stage's forward graph.
+//!
+//! # What it gives
+//!
+//! A graph that starts with the forward pass's values under the same ids and defines the gradients. Its nodes read parameters as they are
+//! when the node runs, and activations as the forward pass left them: that is `weights = current`. Nothing is
+//! recomputed, so a forward value that a backward node reads must be kept from F to B.
+//!
+//! Every node is marked [`Part::Input`] (the chain of input gradients, which ends in [`Derivative::input_gradient`]) or
+//! [`Part::Weight`] (the gradient of one parameter; nothing else reads it). No input node reads a weight node's result, so the two
+//! parts can run apart, the input part first.
+//!
+//! # Order
+//!
+//! Forward nodes are differentiated from last to first; for each, the input gradient comes before the weight gradients. Hence in
+//! this order no node reads a parameter after the node that makes that parameter's gradient: the gradient's consumer
+//! may update the parameter at once.
+
+use crate::gpt::StageGraph;
+use crate::graph::{Elem, Graph, Node, Op, ParamId, Part, ShapeError, Source, ValueId};
+use crate::kernel::{Form, Table};
+use std::collections::HashMap;
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Derivative {
+    pub graph: Graph,
+    /// Gradient of the stage's output; none on the last stage.
+    pub output_gradient: Option<ValueId>,
+    /// Gradient of the stage's input; none on the first stage.
+    pub input_gradient: Option<ValueId>,
+    /// Gradients by parameter, in parameter order.
+    pub gradients: Vec<ValueId>,
+}
+
+/// Differentiates a stage.
+pub fn derivative(stage: &StageGraph) -> Result<Derivative, ShapeError> {
+    let mut reverse = Reverse {
+        forward: &stage.graph,
+        graph: stage.graph.with_same_values(),
+        cotangents: HashMap::new(),
+        gradients: vec![None; stage.params.len()],
+    };
+    let output_gradient = stage.output.map(|output| {
+        let shape = stage.graph.value(output).shape.clone();
+        let gradient = reverse.graph.external(Source::OutputGradient, Elem::F32, shape);
+        reverse.cotangents.insert(output, gradient);
+        gradient
+    });
+    for node in stage.graph.nodes.iter().rev() {
+        reverse.node(node)?;
+    }
+    Ok(Derivative {
+        output_gradient,
+        input_gradient: stage.input.map(|input| reverse.cotangents[&input]),
+        gradients: reverse.gradients.into_iter().map(|g| g.expect("every parameter reaches the loss")).collect(),
+        graph: reverse.graph,
+    })
+}
+
+struct Reverse<'a> {
+    forward: &'a Graph,
+    graph: Graph,
+    /// Gradient of each forward value, summed so far.
+    cotangents: HashMap<ValueId, ValueId>,
+    gradients: Vec<Option<ValueId>>,
+}
+
+impl Reverse<'_> {
+    fn node(&mut self, node: &Node) -> Result<(), ShapeError> {
+        let (inputs, results) = (&node.inputs, &node.results);
+        if let Op::CrossEntropy { .. } = node.op {
+            // The forward pass made the gradient already.
+            self.cotangents.insert(inputs[1], results[0]);
+            return Ok(());
+        }
+        let dy = *self.cotangents.get(&results[0]).expect("every node's first result reaches the loss");
+        match node.op {
+            Op::Embed => {
+                let (tokens, token_table, position_table) = (inputs[0], inputs[1], inputs[2]);
+                self.embedding(Table::Token, token_table, &[tokens, dy])?;
+                self.embedding(Table::Position, position_table, &[dy])?;
+            }
+            Op::LayerNorm => {
+                let (x, gain, bias) = (inputs[0], inputs[1], inputs[2]);
+                let (mean, rstd) = (results[1], results[2]);
+                self.input(x, Op::LayerNormGrad, &[dy, x, mean, rstd, gain])?;
+                self.weight(gain, Op::GainGrad, &[dy, x, mean, rstd])?;
+                self.weight(bias, Op::ColumnSum, &[dy])?;
+            }
+            Op::MatMul(_) => {
+                let (x, weight) = (inputs[0], inputs[1]);
+                self.input(x, Op::MatMul(Form::NT), &[dy, weight])?;
+                self.weight(weight, Op::MatMul(Form::TN), &[x, dy])?;
+            }
+            Op::AddBias => {
+                self.accumulate(inputs[0], dy)?;
+                self.weight(inputs[1], Op::ColumnSum, &[dy])?;
+            }
+            Op::Gelu => self.input(inputs[0], Op::GeluGrad, &[dy, inputs[0]])?,
+            Op::Attention { heads } => {
+                let (qkv, o, lse) = (inputs[0], results[0], results[1]);
+                self.input(qkv, Op::AttentionGrad { heads }, &[qkv, o, lse, dy])?;
+            }
+            Op::Add => {
+                self.accumulate(inputs[0], dy)?;
+                self.accumulate(inputs[1], dy)?;
+            }
+            _ => unreachable!("a forward graph holds forward operations only"),
+        }
+        Ok(())
+    }
+
+    /// Adds a node for the gradient that flows to `to`.
+    fn input(&mut self, to: ValueId, op: Op, operands: &[ValueId]) -> Result<(), ShapeError> {
+        let gradient = self.graph.push_one(Part::Input, op, operands)?;
+        self.accumulate(to, gradient)
+    }
+
+    fn accumulate(&mut self, to: ValueId, gradient: ValueId) -> Result<(), ShapeError> {
+        let sum = match self.cotangents.get(&to) {
+            None => gradient,
+            Some(&so_far) => self.graph.push_one(Part::Input, Op::Add, &[gradient, so_far])?,
+        };
+        self.cotangents.insert(to, sum);
+        Ok(())
+    }
+
+    /// Adds a node for the gradient of a parameter.
+    fn weight(&mut self, param: ValueId, op: Op, operands: &[ValueId]) -> Result<(), ShapeError> {
+        let Source::Param(ParamId(id)) = self.forward.value(param).source else {
+            unreachable!("the second operand of a linear operation is a parameter")
+        };
+        let gradient = self.graph.push_one(Part::Weight, op, operands)?;
+        self.gradients[id as usize] = Some(gradient);
+        Ok(())
+    }
+
+    fn embedding(&mut self, table: Table, param: ValueId, operands: &[ValueId]) -> Result<(), ShapeError> {
+        let entries = self.forward.value(param).shape[0] as u32;
+        self.weight(param, Op::EmbedGrad { table, entries }, operands)
+    }
+}

@@ -1,0 +1,144 @@
+//! The kernel plan: name, tiles and scratch of a kernel, decided from its operation and the CPU class, without LLVM.
+//!
+//! # Tiles
+//!
+//! A matmul keeps an `mr x nr` block of C in registers and walks k in steps of `kr`; `mc x kc` of A and `kc x nc` of B are packed. `nr`
+//! is a power of two (other widths are split badly), `mc` and `nc` are multiples of `mr` and `nr`, `kc` of `kr`, and none exceeds
+//! the problem rounded up to whole tiles. Sums over k run per `kc` block, so tiles must not depend on where a weight
+//! gradient goes: fused and unfused forms then give the same bits. They depend on m, n, k and the CPU class only.
+
+use crate::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table, Tiles};
+use crate::target::CpuClass;
+use crate::workspace::scratch_bytes;
+
+/// Decides a kernel.
+pub fn plan_kernel(op: KernelOp, cpu: CpuClass) -> Kernel {
+    let tiles = match &op {
+        KernelOp::MatMul(matmul) => Some(tiles(matmul, cpu)),
+        _ => None,
+    };
+    Kernel { name: name(&op), scratch_bytes: scratch_bytes(&op, tiles.as_ref(), cpu), tiles, op }
+}
+
+/// Largest k that is summed in one block.
+const KC_MAX: u32 = 1024;
+/// Elements of a packed panel of A: half of a 1 MiB L2 cache.
+const A_PANEL_ELEMENTS: u32 = (1 << 19) / 4;
+/// Elements of a packed panel of B: it lives in the last-level cache.
+const B_PANEL_ELEMENTS: u32 = (2 << 20) / 4;
+/// Steps of k that are unrolled.
+const KR: u32 = 8;
+
+fn tiles(matmul: &MatMul, cpu: CpuClass) -> Tiles {
+    let (mr, nr) = match cpu {
+        CpuClass::X86V4 => (8, 32),
+        CpuClass::X86V3 => (6, 16),
+    };
+    let &MatMul { m, n, k, .. } = matmul;
+    let kr = KR.min(k);
+    let kc = k.div_ceil(k.div_ceil(KC_MAX)).next_multiple_of(kr);
+    let mc = panel(m, mr, A_PANEL_ELEMENTS / kc);
+    let nc = panel(n, nr, B_PANEL_ELEMENTS / kc);
+    Tiles { mc, nc, kc, mr, nr, kr }
+}
+
+/// Splits `size` into equal panels of at most `max` (at least one tile), in whole register tiles.
+fn panel(size: u32, tile: u32, max: u32) -> u32 {
+    let max = (max / tile).max(1) * tile;
+    size.div_ceil(size.div_ceil(max)).next_multiple_of(tile)
+}
+
+/// The exported symbol: equal for equal operations only.
+pub fn name(op: &KernelOp) -> String {
+    match op {
+        KernelOp::Embed { sequences, context, width, vocab } => {
+            format!("embed_{sequences}x{context}x{width}_v{vocab}")
+        }
+        KernelOp::EmbedGrad { table, sequences, context, width, vocab, sink } => {
+            let table = match table {
+                Table::Token => format!("tok_v{vocab}"),
+                Table::Position => "pos".to_owned(),
+            };
+            format!("embed_grad_{sequences}x{context}x{width}_{table}_{}", sink_name(*sink))
+        }
+        KernelOp::LayerNorm { rows, width } => format!("layernorm_{rows}x{width}"),
+        KernelOp::LayerNormGrad { rows, width, residual } => {
+            format!("layernorm_grad_{rows}x{width}{}", if *residual { "_residual" } else { "" })
+        }
+        KernelOp::GainGrad { rows, width, sink } => format!("gain_grad_{rows}x{width}_{}", sink_name(*sink)),
+        KernelOp::BiasGrad { rows, width, sink } => format!("bias_grad_{rows}x{width}_{}", sink_name(*sink)),
+        KernelOp::MatMul(matmul) => matmul_name(matmul),
+        KernelOp::Attention { sequences, context, width, heads } => {
+            format!("attention_{sequences}x{context}x{width}_h{heads}")
+        }
+        KernelOp::AttentionGrad { sequences, context, width, heads } => {
+            format!("attention_grad_{sequences}x{context}x{width}_h{heads}")
+        }
+        KernelOp::CrossEntropy { rows, vocab, scale_bits } => format!("cross_entropy_{rows}x{vocab}_s{scale_bits:08x}"),
+        KernelOp::Update { len, optimizer } => format!("update_{len}_{}", optimizer_name(*optimizer)),
+    }
+}
+
+fn matmul_name(matmul: &MatMul) -> String {
+    let MatMul { m, n, k, form, epilogue } = matmul;
+    let form = match form {
+        Form::NN => "nn",
+        Form::NT => "nt",
+        Form::TN => "tn",
+    };
+    let epilogue = match epilogue {
+        Epilogue::Store => String::new(),
+        Epilogue::Bias => "_bias".into(),
+        Epilogue::BiasResidual => "_bias_residual".into(),
+        Epilogue::BiasGelu => "_bias_gelu".into(),
+        Epilogue::GeluGrad => "_gelu_grad".into(),
+        Epilogue::Gradient(sink) => format!("_grad_{}", sink_name(*sink)),
+    };
+    format!("matmul_{form}_{m}x{n}x{k}{epilogue}")
+}
+
+fn sink_name(sink: Sink) -> String {
+    match sink {
+        Sink::Store => "store".into(),
+        Sink::Add => "add".into(),
+        Sink::Update { optimizer, accumulated } => {
+            format!("{}{}", optimizer_name(optimizer), if accumulated { "_acc" } else { "" })
+        }
+    }
+}
+
+fn optimizer_name(optimizer: OptimizerKind) -> &'static str {
+    match optimizer {
+        OptimizerKind::AdamW => "adamw",
+        OptimizerKind::Sgd => "sgd",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiles_of(m: u32, n: u32, k: u32, cpu: CpuClass) -> Tiles {
+        tiles(&MatMul { m, n, k, form: Form::NN, epilogue: Epilogue::Store }, cpu)
+    }
+
+    #[test]
+    fn tiles_are_whole_register_tiles_and_never_larger_than_the_padded_problem() {
+        for cpu in CpuClass::ALL {
+            for (m, n, k) in [(1, 1, 1), (7, 33, 5), (512, 768, 256), (1024, 256, 512), (4096, 11, 5000), (15, 36, 12)]
+            {
+                let t = tiles_of(m, n, k, cpu);
+                assert_eq!((t.mc % t.mr, t.nc % t.nr, t.kc % t.kr), (0, 0, 0), "{t:?}");
+                assert!(t.mc < m + t.mr && t.nc < n + t.nr && t.kc < k + t.kr, "{m}x{n}x{k}: {t:?}");
+                assert!(t.nr.is_power_of_two());
+                assert!(t.kc <= KC_MAX + t.kr);
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_k_is_cut_into_equal_blocks() {
+        assert_eq!(tiles_of(512, 256, 1024, CpuClass::X86V4).kc, 1024);
+        assert_eq!(tiles_of(512, 256, 2100, CpuClass::X86V4).kc, 704);
+    }
+}

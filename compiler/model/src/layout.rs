@@ -1,0 +1,256 @@
+//! The memory of a rank: one arena, every buffer with its offset.
+//!
+//! # Regions
+//!
+//! The arena holds, one after the other, each for all stages of the rank:
+//!
+//! | region | holds | how often |
+//! |---|---|---|
+//! | weights | parameters | once |
+//! | optimizer | the optimizer's states | once |
+//! | gradients | accumulators; none where every gradient goes straight into a fused update | once |
+//! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
+//! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b` |
+//! | activations | token ids (ring `recv_f`) and target ids; temporaries of F, B, I and W, by liveness, shared by all bodies | |
+//! | workspace | hyper-parameters, version words, loss; the scratch of the kernel that needs most | once |
+//!
+//! # Invariants
+//!
+//! 1. Every buffer is 64-byte aligned and lies within the arena.
+//! 2. No two buffers overlap, except temporaries that are never live at once and the one scratch buffer.
+//! 3. An operand's place has exactly the bytes that its kernel reads or writes.
+//! 4. The regions' sizes sum to the total.
+//!
+//! [`crate::verify`] checks them on the result.
+
+use crate::arena::{Bump, Interval, align, first_fit};
+use crate::graph::ValueId;
+use crate::operands::HYPER_BYTES;
+use crate::stage::{Home, StagePlan};
+use artifact::program::{Memory, Param, Place, StageIo};
+use artifact::stream::RingSizes;
+use std::collections::HashMap;
+
+/// What the layout of a stage depends on.
+pub struct StageInput<'a> {
+    pub plan: &'a StagePlan,
+    pub rings: RingSizes,
+    /// Optimizer states beside each weight.
+    pub states: usize,
+    /// Whether gradients are accumulated in memory.
+    pub accumulators: bool,
+}
+
+/// Where everything of one stage is.
+pub struct StageLayout {
+    pub params: Vec<Param>,
+    pub io: StageIo,
+    /// Activations and gradients, by value.
+    places: HashMap<ValueId, Place>,
+}
+
+/// Where everything of one rank is.
+pub struct RankLayout {
+    /// In the order of the input.
+    pub stages: Vec<StageLayout>,
+    /// Start of the scratch buffer, the last of the arena.
+    pub scratch_offset: u64,
+    memory: Memory,
+}
+
+impl RankLayout {
+    /// The regions, once the largest scratch of the rank's kernels is known.
+    pub fn memory(&self, scratch_bytes: u64) -> Memory {
+        let scratch = align(scratch_bytes);
+        let mut memory = self.memory;
+        memory.workspace = memory.workspace.saturating_add(scratch);
+        memory.total = self.scratch_offset.saturating_add(scratch);
+        memory
+    }
+}
+
+/// Lays out a rank.
+pub fn layout(stages: &[StageInput]) -> RankLayout {
+    let mut bump = Bump::default();
+    let mut memory = Memory::default();
+    let region = |bump: &Bump, start: &mut u64| std::mem::replace(start, bump.at).abs_diff(bump.at);
+    let mut start = 0;
+    let weights: Vec<Vec<Place>> = stages.iter().map(|s| per_param(s, &mut bump)).collect();
+    memory.weights = region(&bump, &mut start);
+    let states: Vec<Vec<Vec<Place>>> =
+        stages.iter().map(|s| (0..s.states).map(|_| per_param(s, &mut bump)).collect()).collect();
+    memory.optimizer = region(&bump, &mut start);
+    let gradients: Vec<Option<Vec<Place>>> =
+        stages.iter().map(|s| s.accumulators.then(|| per_param(s, &mut bump))).collect();
+    memory.gradients = region(&bump, &mut start);
+    let mut places: Vec<HashMap<ValueId, Place>> = vec![HashMap::new(); stages.len()];
+    let seen: Vec<Place> = stages.iter().zip(&mut places).map(|(s, p)| stash(s, &mut bump, p)).collect();
+    memory.stash = region(&bump, &mut start);
+    let mut ios: Vec<Io> = stages.iter().map(|s| communication(s, &mut bump)).collect();
+    memory.communication = region(&bump, &mut start);
+    stages.iter().zip(&mut ios).for_each(|(s, io)| ids(s, &mut bump, io));
+    let shared = stages.iter().zip(&mut places).map(|(s, p)| temporaries(s, bump.at, p)).max().unwrap_or(0);
+    bump.at = bump.at.saturating_add(shared);
+    memory.activations = region(&bump, &mut start);
+    let words: Vec<Words> = stages.iter().map(|s| words(s, &mut bump)).collect();
+    memory.workspace = region(&bump, &mut start);
+    let mut laid_out = Vec::with_capacity(stages.len());
+    for (i, stage) in stages.iter().enumerate() {
+        let params = params(stage, &weights[i], &states[i], gradients[i].as_deref());
+        let io = io(&ios[i], &words[i], seen[i]);
+        laid_out.push(StageLayout { params, io, places: std::mem::take(&mut places[i]) });
+    }
+    RankLayout { stages: laid_out, scratch_offset: bump.at, memory }
+}
+
+impl StageLayout {
+    /// Where a value is.
+    pub fn place(&self, plan: &StagePlan, value: ValueId) -> Place {
+        let io = &self.io;
+        let fixed = match plan.homes[&value] {
+            Home::Tokens => io.tokens,
+            Home::Targets => io.targets,
+            Home::Loss => io.loss,
+            Home::RecvF => io.recv_f,
+            Home::SendF => io.send_f,
+            Home::RecvB => io.recv_b,
+            Home::SendB => io.send_b,
+            Home::Param(id) => Some(self.params[id.index()].weight),
+            Home::Stash | Home::Temporary => self.places.get(&plan.root(value)).copied(),
+        };
+        fixed.expect("every value with a home has a place")
+    }
+
+    /// The hyper-parameter vector of a parameter.
+    pub fn hyper(&self, param: &Param) -> Place {
+        let vector = if param.decay { 0 } else { HYPER_BYTES };
+        Place { offset: self.io.hyper.offset + vector, bytes: HYPER_BYTES, stride: 0, slots: 1 }
+    }
+}
+
+fn per_param(stage: &StageInput, bump: &mut Bump) -> Vec<Place> {
+    let params = &stage.plan.forward_graph.params;
+    params.iter().map(|p| bump.place(4 * p.shape.iter().product::<u64>())).collect()
+}
+
+fn params(stage: &StageInput, weights: &[Place], states: &[Vec<Place>], gradients: Option<&[Place]>) -> Vec<Param> {
+    let declared = stage.plan.forward_graph.params.iter().enumerate();
+    let param = |(i, p): (usize, &crate::gpt::ParamDecl)| Param {
+        name: p.name.clone(),
+        shape: p.shape.clone(),
+        init: p.init,
+        decay: p.shape.len() >= 2,
+        weight: weights[i],
+        state: states.iter().map(|s| s[i]).collect(),
+        gradient: gradients.map(|g| g[i]),
+    };
+    declared.map(param).collect()
+}
+
+/// Places the stash; returns the ring of versions seen.
+fn stash(stage: &StageInput, bump: &mut Bump, places: &mut HashMap<ValueId, Place>) -> Place {
+    let slots = stage.rings.stash.max(1);
+    let base = bump.at;
+    let mut slot = Bump::default();
+    let graph = &stage.plan.derivative.graph;
+    let inner: Vec<(Option<ValueId>, Place)> = std::iter::once((None, slot.place(8)))
+        .chain(stage.plan.stash.iter().map(|&v| (Some(v), slot.place(graph.value(v).bytes()))))
+        .collect();
+    let stride = if slots > 1 { slot.at } else { 0 };
+    let mut seen = None;
+    for (value, within) in inner {
+        let place = Place { offset: base.saturating_add(within.offset), bytes: within.bytes, stride, slots };
+        match value {
+            Some(value) => _ = places.insert(value, place),
+            None => seen = Some(place),
+        }
+    }
+    bump.at = base.saturating_add(slot.at.saturating_mul(slots.into()));
+    seen.expect("the version is the slot's first word")
+}
+
+#[derive(Default)]
+struct Io {
+    tokens: Option<Place>,
+    targets: Option<Place>,
+    recv_f: Option<Place>,
+    send_f: Option<Place>,
+    recv_b: Option<Place>,
+    send_b: Option<Place>,
+}
+
+fn communication(stage: &StageInput, bump: &mut Bump) -> Io {
+    let StageInput { plan, rings, .. } = stage;
+    let graph = &plan.derivative.graph;
+    let mut ring = |value: Option<ValueId>, slots| value.map(|v| bump.ring(graph.value(v).bytes(), slots));
+    Io {
+        recv_f: ring(plan.forward_graph.input, rings.recv_f),
+        send_f: ring(plan.forward_graph.output, rings.send_f),
+        recv_b: ring(plan.derivative.output_gradient, rings.recv_b),
+        send_b: ring(plan.derivative.input_gradient, rings.send_b),
+        ..Io::default()
+    }
+}
+
+fn ids(stage: &StageInput, bump: &mut Bump, io: &mut Io) {
+    let bytes = 4 * stage.plan.forward_graph.graph.rows();
+    io.tokens = stage.plan.forward_graph.input.is_none().then(|| bump.ring(bytes, stage.rings.recv_f));
+    io.targets = stage.plan.forward_graph.logits_gradient.is_some().then(|| bump.place(bytes));
+}
+
+/// Places the temporaries of a stage's bodies from `base` on; returns the bytes they take.
+///
+/// The backward pass is planned in the order of B. I and W are that order with steps left out, and no temporary of one is read by the
+/// other, so what is apart in B is apart there.
+fn temporaries(stage: &StageInput, base: u64, places: &mut HashMap<ValueId, Place>) -> u64 {
+    let plan = stage.plan;
+    let mut bytes = 0;
+    for steps in [&plan.forward, &plan.backward] {
+        let mut lives: Vec<(ValueId, Interval)> = Vec::new();
+        let mut index: HashMap<ValueId, usize> = HashMap::new();
+        for (at, step) in steps.iter().enumerate() {
+            for value in step.operands().filter(|v| plan.homes[v] == Home::Temporary) {
+                let value = plan.root(value);
+                let i = *index.entry(value).or_insert_with(|| {
+                    let bytes = plan.derivative.graph.value(value).bytes();
+                    lives.push((value, Interval { first: at, last: at, bytes }));
+                    lives.len() - 1
+                });
+                lives[i].1.last = at;
+            }
+        }
+        let intervals: Vec<Interval> = lives.iter().map(|l| l.1).collect();
+        let (offsets, total) = first_fit(&intervals);
+        for ((value, life), offset) in lives.into_iter().zip(offsets) {
+            places.insert(value, Place { offset: base.saturating_add(offset), bytes: life.bytes, stride: 0, slots: 1 });
+        }
+        bytes = bytes.max(total);
+    }
+    bytes
+}
+
+struct Words {
+    hyper: Place,
+    version: Place,
+    loss: Option<Place>,
+}
+
+fn words(stage: &StageInput, bump: &mut Bump) -> Words {
+    let last = stage.plan.forward_graph.logits_gradient.is_some();
+    Words { hyper: bump.place(2 * HYPER_BYTES), version: bump.place(8), loss: last.then(|| bump.place(8)) }
+}
+
+fn io(io: &Io, words: &Words, version_seen: Place) -> StageIo {
+    StageIo {
+        tokens: io.tokens,
+        targets: io.targets,
+        loss: words.loss,
+        recv_f: io.recv_f,
+        send_f: io.send_f,
+        recv_b: io.recv_b,
+        send_b: io.send_b,
+        hyper: words.hyper,
+        version: words.version,
+        version_seen,
+    }
+}

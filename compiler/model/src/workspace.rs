@@ -1,0 +1,35 @@
+//! Scratch bytes of each kernel, one function per operation: the single truth.
+//!
+//! Code generation lowers every kernel so that what it needs beside its operands is exactly this many bytes, and fails when it needs more.
+//! Whoever changes a kernel's lowering in `compiler/codegen/src/kernels` changes its function here with it: these functions
+//! belong to the lowering, they stand here because memory is planned without LLVM.
+//!
+//! Sizes may depend on the operation and its tiles only, and never on the sink of a weight gradient more than the
+//! lowering forces it to. [`scratch_bytes`] rounds up to 64.
+
+use crate::kernel::{KernelOp, MatMul, Tiles};
+use crate::target::CpuClass;
+
+/// Scratch of a kernel, a multiple of 64. `tiles` is there for matmuls.
+pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64 {
+    let bytes = match op {
+        KernelOp::MatMul(matmul) => matmul_bytes(matmul, tiles.expect("a matmul has tiles"), cpu),
+        KernelOp::Embed { .. } => 0,
+        KernelOp::EmbedGrad { .. } => 0,
+        KernelOp::LayerNorm { .. } => 0,
+        KernelOp::LayerNormGrad { .. } => 0,
+        KernelOp::GainGrad { .. } => 0,
+        KernelOp::BiasGrad { .. } => 0,
+        KernelOp::Attention { .. } => 0,
+        KernelOp::AttentionGrad { .. } => 0,
+        KernelOp::CrossEntropy { .. } => 0,
+        KernelOp::Update { .. } => 0,
+    };
+    bytes.next_multiple_of(64)
+}
+
+/// One packed panel of A (`mc x kc`) and one of B (`kc x nc`); the tiles are whole register tiles.
+fn matmul_bytes(_: &MatMul, tiles: &Tiles, _: CpuClass) -> u64 {
+    let [mc, nc, kc] = [tiles.mc, tiles.nc, tiles.kc].map(u64::from);
+    4 * kc * (mc + nc)
+}
