@@ -7,3 +7,4 @@ pub mod ids;
 pub mod program;
 pub mod stream;
 pub mod structure;
+pub mod verify;
