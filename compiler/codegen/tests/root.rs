@@ -1,1 +1,5 @@
 //! The crate's one test binary: linking MLIR is heavy.
+
+mod call;
+mod harness;
+mod update;

@@ -1,0 +1,7 @@
+//! The `sched` dialect.
+
+/// The dialect, in IRDL.
+pub const DIALECT: &str = r#"
+irdl.dialect @sched {
+}
+"#;
