@@ -14,6 +14,7 @@ pub mod layernorm;
 pub mod math;
 pub mod matmul;
 pub mod reduce;
+pub mod rows;
 pub mod sink;
 pub mod strategy;
 pub mod text;

@@ -12,6 +12,7 @@ pub fn lower() -> &'static str {
     transform.apply_patterns.vector.cast_away_vector_leading_one_dim
     transform.apply_patterns.canonicalization } : !transform.any_op
   transform.apply_patterns to %f {
+    transform.apply_patterns.vector.lower_multi_reduction lowering_strategy = "innerreduction"
     transform.apply_patterns.vector.lower_contraction lowering_strategy = "outerproduct"
     transform.apply_patterns.vector.lower_outerproduct
     transform.apply_patterns.vector.lower_broadcast
@@ -63,4 +64,46 @@ pub fn elementwise_1d(len: u64, cpu: CpuClass) -> String {
              transform.apply_patterns.canonicalization } : !transform.any_op\n  \
              transform.apply_cse to %f : !transform.any_op\n  transform.yield\n}\n";
     text + lower()
+}
+
+/// Folds what tiling and splitting left behind, so that shapes are static again.
+pub const CLEAN: &str = "  transform.apply_patterns to %f {\n    \
+     transform.apply_patterns.canonicalization\n    \
+     transform.apply_patterns.scf.for_loop_canonicalization } : !transform.any_op\n  \
+     transform.apply_cse to %f : !transform.any_op\n";
+
+/// Vectorises every linalg operation (all of static shape) whole and keeps what a loop carries in registers.
+pub const VECTORISE_ALL: &str = "  %ops = transform.structured.match interface{LinalgOp} in %f : (!transform.any_op) -> !transform.any_op\n  \
+     transform.foreach %ops : !transform.any_op {\n  ^bb0(%op: !transform.any_op):\n    \
+     transform.structured.vectorize %op : !transform.any_op\n  }\n  \
+     transform.apply_patterns to %f {\n    \
+     transform.apply_patterns.vector.transfer_permutation_patterns\n    \
+     transform.apply_patterns.tensor.fold_tensor_subset_ops_into_vector_transfers\n    \
+     transform.apply_patterns.canonicalization } : !transform.any_op\n  \
+     transform.apply_cse to %f : !transform.any_op\n  \
+     %loops = transform.structured.match ops{[\"scf.for\"]} in %f : (!transform.any_op) -> !transform.any_op\n  \
+     transform.loop.hoist_loop_invariant_subsets %loops : !transform.any_op\n  \
+     transform.apply_patterns to %f { transform.apply_patterns.canonicalization } : !transform.any_op\n  \
+     transform.apply_cse to %f : !transform.any_op\n";
+
+/// Tiles `handle` over dimension `dim` (of `rank`), which has `extent` elements, by `block`; the elements that fill no whole block
+/// become an operation of their own. Every operation that results has a static shape after [`CLEAN`].
+pub fn blocks(handle: &str, dim: usize, extent: u64, block: u64, rank: usize) -> String {
+    let whole = extent - extent % block;
+    let (whole_part, mut text) = match (whole, extent - whole) {
+        (0, _) => return String::new(),
+        (_, 0) => (handle.to_string(), String::new()),
+        _ => (
+            format!("{handle}_whole"),
+            format!(
+                "  {handle}_parts = transform.structured.split {handle} after {whole} {{dimension = {dim}}} : !transform.any_op\n  \
+                 {handle}_whole, {handle}_rest = transform.split_handle {handle}_parts : (!transform.any_op) -> (!transform.any_op, !transform.any_op)\n"
+            ),
+        ),
+    };
+    let sizes = (0..rank).map(|d| if d == dim { block.to_string() } else { "0".into() }).collect::<Vec<_>>().join(", ");
+    text += &format!(
+        "  {handle}_tile, {handle}_loop = transform.structured.tile_using_for {whole_part} tile_sizes [{sizes}] : (!transform.any_op) -> (!transform.any_op, !transform.any_op)\n"
+    );
+    text
 }
