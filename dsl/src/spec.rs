@@ -2,7 +2,7 @@
 //! written (an empty span at the block's start where it is a default).
 
 use crate::diag::Span;
-use crate::schedule::Schedule;
+use crate::schedule::{Place, Schedule};
 
 /// A value and where it was written.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,6 +23,15 @@ pub struct Spec {
     pub require: Require,
     /// The schedule that `pipeline.schedule` names.
     pub schedule: Schedule,
+}
+
+impl Spec {
+    /// Number of stages (S). With `place linear` one for each rank.
+    pub fn stages(&self) -> u32 {
+        match self.schedule.place {
+            Place::Linear => self.machine.ranks.value,
+        }
+    }
 }
 
 /// `model gpt { … }`: the reference GPT.

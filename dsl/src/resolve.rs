@@ -1,0 +1,197 @@
+//! Syntax tree to [`Spec`]: names looked up, units converted, defaults filled in, ranges checked.
+//!
+//! Every check reports and goes on, so that one pass finds all faults. A value that failed is `None` from then on, and
+//! what depends on it is not reported again.
+
+mod cost;
+mod model;
+mod optimizer;
+mod partition;
+mod pipeline;
+mod schedule;
+mod section;
+mod set;
+mod values;
+
+pub(crate) use schedule::lower;
+pub use set::Set;
+
+use crate::ast::{Block, Entry, File, Item};
+use crate::diag::Diagnostic;
+use crate::schedule::Schedule;
+use crate::spec::Spec;
+use crate::suggest::nearest;
+
+/// Largest number of ranks.
+const RANKS_MAX: u64 = 1024;
+/// Largest number of micro-batches per update.
+const ACCUMULATE_MAX: u64 = 16_384;
+/// Largest ranks * accumulate: it bounds the size of a plan.
+const GRID_MAX: u64 = 1 << 20;
+
+/// Constructs of the language's design that this version has not: told apart from slips.
+const ITEMS_LATER: [&str; 6] = ["search", "sequence", "prefer", "table", "data", "evaluate"];
+
+/// The diagnostics so far.
+#[derive(Default)]
+pub(crate) struct Context {
+    pub found: Vec<Diagnostic>,
+}
+
+impl Context {
+    pub fn report(&mut self, found: Diagnostic) {
+        self.found.push(found);
+    }
+}
+
+/// Gives the specification of `file` with the overrides `sets`; none if there are errors.
+pub fn resolve(file: &File, sets: &[Set]) -> (Option<Spec>, Vec<Diagnostic>) {
+    let mut cx = Context::default();
+    let mut file = file.clone();
+    let origins = set::apply(&mut file, sets, &mut cx);
+    let spec = spec(&mut cx, &file);
+    set::note_origins(&mut cx.found, &origins);
+    let spec = spec.filter(|_| !cx.found.iter().any(Diagnostic::is_error));
+    (spec, cx.found)
+}
+
+/// The file's items, each at most once.
+#[derive(Default)]
+struct Items<'a> {
+    model: Option<&'a Block>,
+    machine: Option<&'a Block>,
+    pipeline: Option<&'a Block>,
+    staleness: Option<&'a Block>,
+    require: Option<&'a Block>,
+    optimizer: Option<&'a Entry>,
+    schedules: Vec<Schedule>,
+}
+
+fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
+    let items = gather(cx, file);
+    for (keyword, missing, example) in [
+        ("machine", items.machine.is_none(), "machine { ranks = 4 }"),
+        ("pipeline", items.pipeline.is_none(), "pipeline { schedule = one_f_one_b, microbatch = 4, accumulate = 8 }"),
+    ] {
+        if missing && !file.broken {
+            let found = Diagnostic::error("P0204", file.len..file.len, format!("the file has no `{keyword}` block"));
+            cx.report(found.help(format!("add one, e.g. `{example}`")));
+        }
+    }
+    let model = items.model.map(|block| model::model(cx, block));
+    let machine = items.machine.and_then(|block| model::machine(cx, block));
+    let outer = pipeline::Outer {
+        model: model.as_ref().map(Option::as_ref),
+        ranks: machine.as_ref().map(|m| &m.ranks),
+        schedules: &items.schedules,
+    };
+    let pipeline = items.pipeline.and_then(|block| pipeline::pipeline(cx, block, &outer));
+    let staleness = pipeline::staleness(cx, items.staleness);
+    let optimizer = optimizer::optimizer(cx, items.optimizer);
+    let require = pipeline::require(cx, items.require, model.is_some());
+    let (pipeline, schedule) = pipeline?;
+    let (optimizer, learning_rate) = optimizer?;
+    Some(Spec {
+        model: match model {
+            Some(found) => Some(found?),
+            None => None,
+        },
+        machine: machine?,
+        pipeline,
+        staleness: staleness?,
+        optimizer,
+        learning_rate,
+        require: require?,
+        schedule,
+    })
+}
+
+fn gather<'a>(cx: &mut Context, file: &'a File) -> Items<'a> {
+    let mut items = Items::default();
+    for item in &file.items {
+        match item {
+            Item::Block(block) => gather_block(cx, &mut items, block),
+            Item::Entry(entry) if entry.key.text == "optimizer" => match items.optimizer {
+                Some(first) => twice(cx, "optimizer", &entry.key.span, &first.key.span),
+                None => items.optimizer = Some(entry),
+            },
+            Item::Entry(entry) if crate::parse::ITEMS.contains(&entry.key.text.as_str()) => {
+                let keyword = &entry.key.text;
+                let found = Diagnostic::error("P0212", entry.key.span.clone(), format!("`{keyword}` is a block"));
+                cx.report(found.help(format!("write `{keyword} {{ … }}`")));
+            }
+            Item::Entry(entry) => unknown_item(cx, &entry.key),
+            Item::Schedule(written) => {
+                if let Some(schedule) = lower(cx, written, false) {
+                    add_schedule(cx, &mut items.schedules, schedule, &written.name);
+                }
+            }
+        }
+    }
+    items
+}
+
+fn gather_block<'a>(cx: &mut Context, items: &mut Items<'a>, block: &'a Block) {
+    let keyword = block.keyword.text.as_str();
+    let place = match keyword {
+        "model" => &mut items.model,
+        "machine" => &mut items.machine,
+        "pipeline" => &mut items.pipeline,
+        "staleness" => &mut items.staleness,
+        "require" => &mut items.require,
+        "optimizer" | "schedule" => {
+            let form = if keyword == "optimizer" { "optimizer = adamw { … }" } else { "schedule NAME { … }" };
+            let found = Diagnostic::error("P0212", block.keyword.span.clone(), format!("`{keyword}` is not a block"));
+            return cx.report(found.help(format!("write `{form}`")));
+        }
+        _ => return unknown_item(cx, &block.keyword),
+    };
+    match place {
+        Some(first) => twice(cx, keyword, &block.keyword.span, &first.keyword.span),
+        None => *place = Some(block),
+    }
+    if let Some(name) = &block.name
+        && keyword != "model"
+    {
+        let found = Diagnostic::error("P0212", name.span.clone(), format!("a `{keyword}` block has no name"));
+        cx.report(found.help(format!("write `{keyword} {{ … }}`")));
+    }
+}
+
+fn add_schedule(cx: &mut Context, schedules: &mut Vec<Schedule>, schedule: Schedule, name: &crate::ast::Name) {
+    if let Some(first) = schedules.iter().find(|s| s.name == schedule.name) {
+        let span = first.span.clone();
+        return twice(cx, &format!("schedule {}", schedule.name), &name.span, &span);
+    }
+    if crate::library::source(&name.text).is_some() {
+        let message = format!("the library has a schedule named `{}`", name.text);
+        let found = Diagnostic::error("P0216", name.span.clone(), message);
+        let found = found.note("a name means one thing: which of the two would run could not be seen at its use");
+        cx.report(found.help(format!("choose another name, e.g. `my_{}`", name.text)));
+    }
+    schedules.push(schedule);
+}
+
+/// A second item or key where one may stand.
+fn twice(cx: &mut Context, what: &str, span: &crate::diag::Span, first: &crate::diag::Span) {
+    let found = Diagnostic::error("P0203", span.clone(), format!("`{what}` is given twice"));
+    cx.report(found.and_at(first.clone(), "first here").help("keep one of them"));
+}
+
+fn unknown_item(cx: &mut Context, key: &crate::ast::Name) {
+    if ITEMS_LATER.contains(&key.text.as_str()) {
+        return not_yet(cx, &key.span, &format!("`{}`", key.text), "");
+    }
+    let found = Diagnostic::error("P0201", key.span.clone(), format!("there is no block `{}`", key.text));
+    let items = crate::parse::ITEMS;
+    cx.report(match nearest(&key.text, items) {
+        Some(name) => found.help(format!("did you mean `{name}`?")),
+        None => found.help(format!("a file has {}", crate::suggest::either(&items).replace(" or ", " and "))),
+    });
+}
+
+/// Something of the design that is not built.
+fn not_yet(cx: &mut Context, span: &crate::diag::Span, what: &str, instead: &str) {
+    let found = Diagnostic::error("P0211", span.clone(), format!("{what} is not supported yet"));
+    cx.report(if instead.is_empty() { found.help("leave it out") } else { found.help(instead) });
+}

@@ -1,0 +1,185 @@
+//! `pipeline`, `staleness`, `require`.
+
+use super::model::given;
+use super::section::{Keys, Section};
+use super::{ACCUMULATE_MAX, Context, GRID_MAX, not_yet, partition};
+use crate::ast::{Block, Entry, Relation, Value, ValueKind};
+use crate::diag::Diagnostic;
+use crate::schedule::Schedule;
+use crate::spec::{At, Model, Pipeline, Require, Staleness, Weights};
+use crate::suggest::nearest;
+
+pub(super) const PIPELINE: Keys = Keys {
+    block: "pipeline",
+    known: &["partition", "schedule", "microbatch", "accumulate", "boundary", "fuse"],
+    later: &["chunks", "interleave", "recompute", "cover_latency", "clip", "replicas"],
+};
+
+pub(super) const STALENESS: Keys = Keys {
+    block: "staleness",
+    known: &["weights", "drift", "delay"],
+    later: &["error_feedback", "compensate", "correction", "predict"],
+};
+
+pub(super) const REQUIRE: Keys =
+    Keys { block: "require", known: &["memory", "bubble"], later: &["drift", "delay", "throughput", "makespan"] };
+
+/// Published schedules that the library has not yet.
+const SCHEDULES_LATER: [&str; 15] = [
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "v_half",
+    "v_min",
+    "interleaved",
+    "interleaved_1f1b",
+    "interleaved_zb",
+    "looped_bfs",
+    "dualpipe",
+    "dualpipe_v",
+    "chimera",
+    "pipedream",
+    "pipedream_2bw",
+    "one_step_delay",
+];
+
+/// What `pipeline` refers to outside its block.
+pub(super) struct Outer<'a> {
+    /// None: no model; `Some(None)`: one with errors.
+    pub model: Option<Option<&'a Model>>,
+    pub ranks: Option<&'a At<u32>>,
+    /// Of the file.
+    pub schedules: &'a [Schedule],
+}
+
+pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Option<(Pipeline, Schedule)> {
+    let section = Section::new(cx, "pipeline", &block.keyword.span, &block.body, &PIPELINE);
+    let schedule = section.need(cx, "schedule", "schedule = one_f_one_b").and_then(|v| find_schedule(cx, v, outer));
+    let microbatch = match outer.model {
+        // Without a model a micro-batch is the unit of work.
+        None => section.value(cx, "microbatch").or(Some(&ONE)),
+        Some(_) => section.need(cx, "microbatch", "microbatch = 4"),
+    };
+    let microbatch = microbatch.and_then(|v| cx.count32(v, "microbatch", 1..=65_536));
+    let accumulate = section.need(cx, "accumulate", "accumulate = 8");
+    let accumulate = accumulate.and_then(|v| cx.count32(v, "accumulate", 1..=ACCUMULATE_MAX));
+    if let (Some(ranks), Some(accumulate)) = (outer.ranks, &accumulate) {
+        grid(cx, ranks, accumulate);
+    }
+    let partition = partition::partition(cx, &section, outer);
+    let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
+    let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
+    let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
+    let mut microbatch = microbatch?;
+    if microbatch.span == ONE.span {
+        microbatch.span = section.start.clone();
+    }
+    let (name, schedule) = schedule?;
+    let (partition, accumulate) = (partition?, accumulate?);
+    let pipeline = Pipeline { partition, schedule: name, microbatch, accumulate, boundary: given(boundary)?, fuse };
+    Some((pipeline, schedule))
+}
+
+/// The default of `microbatch` where there is no model.
+static ONE: Value = Value {
+    kind: ValueKind::Number(crate::ast::Number { value: 1.0, whole: Some(1), unit: None }),
+    span: usize::MAX..usize::MAX,
+};
+
+/// The plan's size is bounded.
+fn grid(cx: &mut Context, ranks: &At<u32>, accumulate: &At<u32>) {
+    let (p, k) = (u64::from(ranks.value), u64::from(accumulate.value));
+    if p * k > GRID_MAX {
+        let message = format!("{p} ranks with {k} micro-batches an update are more than a plan can hold");
+        let found = Diagnostic::error("P0208", accumulate.span.clone(), message);
+        let found = found.and_at(ranks.span.clone(), "the ranks");
+        cx.report(
+            found.help(format!("ranks times accumulate is at most {GRID_MAX}: accumulate at most {}", GRID_MAX / p)),
+        );
+    }
+}
+
+fn find_schedule(cx: &mut Context, value: &Value, outer: &Outer<'_>) -> Option<(At<String>, Schedule)> {
+    let word = match &value.kind {
+        ValueKind::Word(word) => word,
+        ValueKind::Call(name, _) if SCHEDULES_LATER.contains(&name.text.as_str()) => &name.text,
+        ValueKind::Invalid => return None,
+        other => {
+            let message = format!("`schedule` is the name of a schedule, not {}", other.describe());
+            let names = crate::suggest::either(&crate::library::names());
+            cx.report(Diagnostic::error("P0207", value.span.clone(), message).help(format!("e.g. {names}")));
+            return None;
+        }
+    };
+    let own = outer.schedules.iter().find(|s| s.name == *word).cloned();
+    if let Some(schedule) = own.or_else(|| crate::library::schedule(word)) {
+        return Some((At { value: word.clone(), span: value.span.clone() }, schedule));
+    }
+    let names: Vec<&str> = outer.schedules.iter().map(|s| s.name.as_str()).chain(crate::library::names()).collect();
+    if SCHEDULES_LATER.contains(&word.as_str()) {
+        let instead = format!("use {}, or write it as a `schedule` block", crate::suggest::either(&names));
+        not_yet(cx, &value.span, &format!("the schedule `{word}`"), &instead);
+        return None;
+    }
+    let found = Diagnostic::error("P0215", value.span.clone(), format!("there is no schedule `{word}`"));
+    cx.report(match nearest(word, names.iter().copied()) {
+        Some(meant) => found.help(format!("did you mean `{meant}`?")),
+        None => found.help(format!(
+            "use {}, or define it in this file: `schedule {word} {{ … }}`",
+            crate::suggest::either(&names)
+        )),
+    });
+    None
+}
+
+/// `boundary = every 100 updates`, `boundary every 100 updates`
+fn boundary(cx: &mut Context, entry: &Entry) -> Option<At<u64>> {
+    let (count, unit) = match &entry.value.kind {
+        ValueKind::Every(count, unit) if !matches!(entry.relation, Relation::Compare(_)) => (count, unit),
+        ValueKind::Invalid => return None,
+        _ => {
+            let span = entry.key.span.start..entry.value.span.end;
+            let found = Diagnostic::error("P0212", span, "`boundary` says after how many updates the pipeline drains");
+            cx.report(found.help("write `boundary = every 100 updates`"));
+            return None;
+        }
+    };
+    if !matches!(unit.text.as_str(), "update" | "updates") {
+        let found =
+            Diagnostic::error("P0205", unit.span.clone(), format!("a boundary is not counted in `{}`", unit.text));
+        cx.report(found.help("count in `updates`"));
+        return None;
+    }
+    let value = Value { kind: ValueKind::Number(count.clone()), span: entry.value.span.clone() };
+    cx.count(&value, "boundary", 1..=u64::from(u32::MAX))
+}
+
+pub(super) fn staleness(cx: &mut Context, block: Option<&Block>) -> Option<Staleness> {
+    let Some(block) = block else {
+        return Some(Staleness { weights: At { value: Weights::Current, span: 0..0 }, drift: None, delay: None });
+    };
+    let section = Section::new(cx, "staleness", &block.keyword.span, &block.body, &STALENESS);
+    let weights = section.value(cx, "weights");
+    let weights = weights.map(|v| (cx.word(v, "weights", &["current"], &["stash", "double_buffer", "predicted"]), v));
+    let span = match weights {
+        Some((None, _)) => None,
+        Some((Some(_), value)) => Some(value.span.clone()),
+        None => Some(section.start.clone()),
+    };
+    let mut bound = |key| section.bound(cx, key).map(|v| cx.count(v, key, 0..=u64::from(u32::MAX)));
+    let (drift, delay) = (bound("drift"), bound("delay"));
+    Some(Staleness { weights: At { value: Weights::Current, span: span? }, drift: given(drift)?, delay: given(delay)? })
+}
+
+pub(super) fn require(cx: &mut Context, block: Option<&Block>, has_model: bool) -> Option<Require> {
+    let Some(block) = block else { return Some(Require::default()) };
+    let section = Section::new(cx, "require", &block.keyword.span, &block.body, &REQUIRE);
+    let memory = section.bound(cx, "memory").map(|v| cx.bytes(v, "memory"));
+    let bubble = section.bound(cx, "bubble").map(|v| cx.share(v, "bubble"));
+    if let (Some(entry), false) = (section.find("memory"), has_model) {
+        let found = Diagnostic::lint("P0240", entry.key.span.clone(), "without a `model` no memory is counted");
+        let found = found.here("never checked");
+        cx.report(found.help("add a `model` block, or remove this bound"));
+    }
+    Some(Require { memory: given(memory)?, bubble: given(bubble)? })
+}

@@ -1,0 +1,331 @@
+//! `schedule NAME { … }` to [`Schedule`].
+
+use super::{Context, not_yet, twice};
+use crate::ast::{self, Clause, ClauseKind, ExprKind};
+use crate::diag::{Diagnostic, Span};
+use crate::schedule::{Action, Backward, BinaryOp, Cond, Expr, Phase, PhaseKind, Place, Schedule, Step, Update, Var};
+use crate::suggest::{either, nearest};
+
+const CLAUSES: [&str; 5] = ["place", "backward", "flush", "update", "order"];
+const CLAUSES_LATER: [&str; 7] = ["sequence", "block", "prefer", "table", "chunks", "boundary", "overlap"];
+const FLUSH: &str = "flush every accumulate";
+const LOCAL: &str = "update local every accumulate";
+
+/// What an expression may speak of where it stands.
+#[derive(Clone, Copy)]
+struct Scope {
+    update: Option<Update>,
+    rounds: bool,
+}
+
+/// None if a part is missing or wrong; that is reported.
+pub(crate) fn lower(cx: &mut Context, written: &ast::Schedule, library: bool) -> Option<Schedule> {
+    let before = cx.found.len();
+    let mut clauses = Clauses { all: Vec::new(), missing_known: written.broken };
+    for clause in &written.clauses {
+        clauses.add(cx, clause);
+    }
+    let place = place(cx, &clauses, written);
+    let backward = backward(cx, &clauses, written);
+    let update = update(cx, &clauses, written);
+    let order =
+        match clauses.need(cx, "order", "order { warmup P - 1 - s { F }  repeat { F; B }  drain { B } }", written) {
+            Some(clause) => order(cx, clause, backward, update),
+            None => None,
+        };
+    if cx.found.len() > before {
+        return None;
+    }
+    let (name, span) = (written.name.text.clone(), written.span.clone());
+    Some(Schedule { name, place: place?, backward: backward?, update: update?, order: order?, span, library })
+}
+
+struct Clauses<'a> {
+    all: Vec<&'a Clause>,
+    /// Something could not be read: what is missing may be there.
+    missing_known: bool,
+}
+
+impl<'a> Clauses<'a> {
+    fn add(&mut self, cx: &mut Context, clause: &'a Clause) {
+        let (key, span) = (clause.key.text.as_str(), &clause.key.span);
+        if let Some(first) = self.find(key) {
+            return twice(cx, key, span, &first.key.span);
+        }
+        if CLAUSES.contains(&key) {
+            return self.all.push(clause);
+        }
+        if CLAUSES_LATER.contains(&key) {
+            return not_yet(cx, span, &format!("`{key}` in a schedule"), "");
+        }
+        self.missing_known = true;
+        let found = Diagnostic::error("P0202", span.clone(), format!("a schedule has no `{key}`"));
+        cx.report(match nearest(key, CLAUSES) {
+            Some(meant) => found.help(format!("did you mean `{meant}`?")),
+            None => found.help(format!("it has {}", either(&CLAUSES).replace(" or ", " and "))),
+        });
+    }
+
+    fn find(&self, key: &str) -> Option<&'a Clause> {
+        self.all.iter().find(|c| c.key.text == key).copied()
+    }
+
+    fn need(&self, cx: &mut Context, key: &str, example: &str, schedule: &ast::Schedule) -> Option<&'a Clause> {
+        let found = self.find(key);
+        if found.is_none() && !self.missing_known {
+            let message = format!("schedule `{}` has no `{key}`", schedule.name.text);
+            let found = Diagnostic::error("P0204", schedule.name.span.clone(), message);
+            cx.report(found.help(format!("add `{example}`")));
+        }
+        found
+    }
+}
+
+/// The words of a clause as one text; none if it is not only words (reported).
+fn words(cx: &mut Context, clause: &Clause, form: &str) -> Option<String> {
+    match &clause.kind {
+        ClauseKind::Words(words, None) => Some(words.iter().map(|w| w.text.as_str()).collect::<Vec<_>>().join(" ")),
+        ClauseKind::Words(_, Some(_)) | ClauseKind::Order(_) => {
+            wrong_form(cx, clause, form);
+            None
+        }
+        ClauseKind::Invalid => None,
+    }
+}
+
+fn wrong_form(cx: &mut Context, clause: &Clause, form: &str) {
+    let message = format!("`{}` can't be given so", clause.key.text);
+    cx.report(Diagnostic::error("P0212", clause.span.clone(), message).help(format!("write `{form}`")));
+}
+
+fn place(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Option<Place> {
+    let clause = clauses.need(cx, "place", "place linear", written)?;
+    if let ClauseKind::Words(words, _) = &clause.kind
+        && let Some(word) = words.first()
+        && ["loop", "wave", "table", "bidirectional"].contains(&word.text.as_str())
+    {
+        not_yet(cx, &clause.span, &format!("`place {}`", word.text), "use `place linear`");
+        return None;
+    }
+    match words(cx, clause, "place linear")?.as_str() {
+        "linear" => Some(Place::Linear),
+        _ => {
+            wrong_form(cx, clause, "place linear");
+            None
+        }
+    }
+}
+
+fn backward(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Option<Backward> {
+    let clause = clauses.need(cx, "backward", "backward whole", written)?;
+    match words(cx, clause, "backward whole")?.as_str() {
+        "whole" => Some(Backward::Whole),
+        "split" => Some(Backward::Split),
+        _ => {
+            wrong_form(cx, clause, "backward whole` or `backward split");
+            None
+        }
+    }
+}
+
+fn update(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Option<Update> {
+    let (clause, form, found) = match (clauses.find("flush"), clauses.find("update")) {
+        (Some(flush), Some(update)) => {
+            let found = Diagnostic::error("P0203", update.key.span.clone(), "the schedule says twice when to update");
+            cx.report(found.and_at(flush.key.span.clone(), "first here").help("keep one of them"));
+            return None;
+        }
+        (Some(flush), None) => (flush, FLUSH, Update::Flush),
+        (None, Some(update)) => (update, LOCAL, Update::Local),
+        (None, None) => {
+            clauses.need(cx, "flush", &format!("{FLUSH}` or `{LOCAL}"), written);
+            return None;
+        }
+    };
+    if words(cx, clause, form)? != form.split_once(' ')?.1 {
+        wrong_form(cx, clause, form);
+        return None;
+    }
+    Some(found)
+}
+
+fn order(cx: &mut Context, clause: &Clause, backward: Option<Backward>, update: Option<Update>) -> Option<Vec<Phase>> {
+    let ClauseKind::Order(written) = &clause.kind else { return None };
+    let before = cx.found.len();
+    let phases: Vec<Option<Phase>> = written.iter().map(|p| phase(cx, p, backward, update)).collect();
+    if cx.found.len() > before || written.iter().any(|p| p.broken) {
+        return None;
+    }
+    let phases: Vec<Phase> = phases.into_iter().collect::<Option<_>>()?;
+    let needed: &[(Action, &str)] = match backward? {
+        Backward::Whole => &[(Action::F, "F"), (Action::B, "B")],
+        Backward::Split => &[(Action::F, "F"), (Action::I, "I"), (Action::W, "W")],
+    };
+    for (action, name) in needed {
+        if !phases.iter().flat_map(|p| &p.body).any(|step| step.action == *action) {
+            let found = Diagnostic::error("P0231", clause.key.span.clone(), format!("the order never does `{name}`"));
+            cx.report(found.help(format!("add a step `{name}`")));
+        }
+    }
+    Some(phases)
+}
+
+fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, update: Option<Update>) -> Option<Phase> {
+    if written.broken && written.steps.is_empty() {
+        return None;
+    }
+    let keyword = &written.keyword;
+    let kind = match (keyword.text.as_str(), &written.count) {
+        ("warmup", Some(count)) => Some(PhaseKind::Warmup(expr(cx, count, Scope { update, rounds: false })?)),
+        ("repeat", None) => Some(PhaseKind::Repeat),
+        ("drain", None) => Some(PhaseKind::Drain),
+        ("warmup", None) => {
+            let found = Diagnostic::error("P0212", keyword.span.clone(), "`warmup` says how often");
+            cx.report(found.help("write e.g. `warmup P - 1 - s { F }`"));
+            None
+        }
+        (name @ ("repeat" | "drain"), Some(count)) => {
+            let message = format!("`{name}` has no count: it runs until its micro-batches are used up");
+            let found = Diagnostic::error("P0212", count.span.clone(), message);
+            cx.report(found.help(format!("write `{name} {{ … }}`, or `warmup` for a counted phase")));
+            None
+        }
+        (name, _) => {
+            let found = Diagnostic::error("P0202", keyword.span.clone(), format!("an order has no `{name}`"));
+            let names = ["warmup", "repeat", "drain"];
+            cx.report(match nearest(name, names) {
+                Some(meant) => found.help(format!("did you mean `{meant}`?")),
+                None => found.help("it has `warmup COUNT { … }`, `repeat { … }` and `drain { … }`"),
+            });
+            None
+        }
+    };
+    let body: Vec<Option<Step>> = written.steps.iter().map(|s| step(cx, s, backward, update)).collect();
+    if kind == Some(PhaseKind::Repeat) && !written.broken && written.steps.iter().all(|s| s.when.is_some()) {
+        let found = Diagnostic::error("P0234", keyword.span.clone(), "this `repeat` never runs");
+        let found = found.note("it ends when no step without a `when` has a micro-batch left, and it has no such step");
+        cx.report(found.help("add a step without `when`"));
+    } else if kind.is_some() && !written.broken && written.steps.is_empty() {
+        let found = Diagnostic::error("P0234", keyword.span.clone(), format!("this `{}` does nothing", keyword.text));
+        cx.report(found.help("give it steps, e.g. `{ F; B }`, or remove it"));
+    }
+    Some(Phase { kind: kind?, body: body.into_iter().collect::<Option<_>>()?, span: written.span.clone() })
+}
+
+fn step(cx: &mut Context, written: &ast::Step, backward: Option<Backward>, update: Option<Update>) -> Option<Step> {
+    let action = action(cx, &written.action);
+    let scope = Scope { update, rounds: true };
+    let when = written.when.as_ref().map(|cond| {
+        let (left, right) = (expr(cx, &cond.left, scope), expr(cx, &cond.right, scope));
+        Some(Cond { left: left?, op: cond.op, right: right? })
+    });
+    let action = action?;
+    match (backward, action) {
+        (Some(Backward::Whole), Action::I | Action::W) => {
+            misfit(cx, &written.action, "backward whole", "use `B`, or say `backward split`");
+        }
+        (Some(Backward::Split), Action::B) => {
+            misfit(cx, &written.action, "backward split", "use `I` and `W`, or say `backward whole`");
+        }
+        _ => {}
+    }
+    Some(Step { action, when: super::model::given(when)?, span: written.span.clone() })
+}
+
+fn misfit(cx: &mut Context, action: &ast::Name, backward: &str, help: &str) {
+    let message = format!("`{}` does not go with `{backward}`", action.text);
+    cx.report(Diagnostic::error("P0231", action.span.clone(), message).help(help));
+}
+
+fn action(cx: &mut Context, name: &ast::Name) -> Option<Action> {
+    match name.text.as_str() {
+        "F" => return Some(Action::F),
+        "B" => return Some(Action::B),
+        "I" => return Some(Action::I),
+        "W" => return Some(Action::W),
+        _ => {}
+    }
+    let (first, rest) = name.text.split_at(1);
+    if "FBIW".contains(first) && rest.bytes().all(|b| b.is_ascii_digit()) {
+        not_yet(cx, &name.span, &format!("a chunk of a rank, `{}`,", name.text), &format!("write `{first}`"));
+        return None;
+    }
+    let found = Diagnostic::error("P0210", name.span.clone(), format!("there is no action `{}`", name.text));
+    cx.report(match name.text.to_uppercase().as_str() {
+        "U" | "UPDATE" => found.help(format!("updates follow from `{FLUSH}` or `{LOCAL}`")),
+        text if text.starts_with("SEND") || text.starts_with("RECV") => {
+            found.help("sends and receives are placed by the compiler")
+        }
+        upper @ ("F" | "B" | "I" | "W") => found.help(format!("did you mean `{upper}`?")),
+        _ => found.help("actions are `F`, `B`, and with `backward split` `I` and `W`"),
+    });
+    None
+}
+
+fn expr(cx: &mut Context, written: &ast::Expr, scope: Scope) -> Option<Expr> {
+    match &written.kind {
+        ExprKind::Number(number) => Some(Expr::Number(*number)),
+        ExprKind::Name(name) => variable(cx, name, &written.span, scope).map(Expr::Var),
+        ExprKind::Binary(op, left, right) => {
+            if *op == BinaryOp::Div && right.kind == ExprKind::Number(0) {
+                let found = Diagnostic::error("P0233", written.span.clone(), "division by zero");
+                cx.report(found.help("divide by something else"));
+                return None;
+            }
+            let (left, right) = (expr(cx, left, scope), expr(cx, right, scope));
+            Some(Expr::Binary(*op, Box::new(left?), Box::new(right?)))
+        }
+        ExprKind::Call(name, arguments) => {
+            let op = match (name.text.as_str(), arguments.len()) {
+                ("min", 2) => BinaryOp::Min,
+                ("max", 2) => BinaryOp::Max,
+                ("min" | "max", n) => {
+                    let message = format!("`{}` takes 2 arguments, not {n}", name.text);
+                    let found = Diagnostic::error("P0213", written.span.clone(), message);
+                    cx.report(found.help(format!("write `{}(a, b)`", name.text)));
+                    return None;
+                }
+                (other, _) => {
+                    let found =
+                        Diagnostic::error("P0210", name.span.clone(), format!("there is no function `{other}`"));
+                    cx.report(found.help("functions are `min(a, b)` and `max(a, b)`"));
+                    return None;
+                }
+            };
+            let (left, right) = (expr(cx, &arguments[0], scope), expr(cx, &arguments[1], scope));
+            Some(Expr::Binary(op, Box::new(left?), Box::new(right?)))
+        }
+    }
+}
+
+fn variable(cx: &mut Context, name: &str, span: &Span, scope: Scope) -> Option<Var> {
+    let fault = |message: String| Diagnostic::error("P0232", span.clone(), message);
+    let found = match name {
+        "P" => return Some(Var::P),
+        "s" => return Some(Var::S),
+        "K" => return Some(Var::K),
+        "M" if scope.update == Some(Update::Local) => fault("`M` is not known under `update local`".into())
+            .note("each stage updates on its own while the run goes on: there is no last micro-batch to count to")
+            .help("use `K` (accumulate), or `flush every accumulate`"),
+        "M" => return Some(Var::M),
+        "n" if !scope.rounds => {
+            fault("`n` counts rounds, and a `warmup` count stands before them".into()).help("use it in `when`")
+        }
+        "n" => return Some(Var::N),
+        _ => {
+            let help = match name {
+                "p" => "did you mean `P`, the number of ranks?",
+                "S" => "did you mean `s`, this rank?",
+                "m" => "did you mean `M`, the number of micro-batches?",
+                "k" => "did you mean `K`, accumulate?",
+                "N" => "did you mean `n`, the round?",
+                _ => {
+                    "variables are `P` (ranks), `s` (this rank), `M` (micro-batches), `K` (accumulate), `n` (the round)"
+                }
+            };
+            fault(format!("there is no variable `{name}`")).help(help)
+        }
+    };
+    cx.report(found);
+    None
+}

@@ -1,0 +1,4 @@
+//! Tests of the language from the outside: text in, specification and diagnostics out.
+
+mod examples;
+mod render;
