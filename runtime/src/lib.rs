@@ -1,1 +1,34 @@
+//! Runs compiled pipelines on this machine's CPU cores: a thread per rank, one allocation per rank, one loop over the
+//! instructions.
+//!
+//! [`run()`] takes a [`artifact::bundle::Bundle`] and [`RunOptions`], tells an [`Observer`] what happens, and gives a [`Summary`].
+//! Neither the compiler nor LLVM is needed here.
 
+mod arena;
+pub mod bundle_dir;
+mod clock;
+mod collect;
+mod control;
+pub mod cpu;
+pub mod data;
+pub mod draw;
+mod error;
+mod executor;
+pub mod hyper;
+mod init;
+mod map;
+pub mod metrics;
+pub mod observe;
+pub mod progress;
+mod rank;
+pub mod replay;
+mod run;
+mod segment;
+mod transport;
+mod weights;
+
+pub use control::StopFlag;
+pub use error::RunError;
+pub use map::{KernelFn, Kernels};
+pub use observe::{Observer, Summary};
+pub use run::{RunOptions, run, run_with_kernels};

@@ -56,6 +56,10 @@ pub enum BundleError {
     Syntax { what: String },
     #[error("`{file}` contradicts itself: {what}; compile the bundle again with this program")]
     Structure { file: String, what: String },
+    #[error(
+        "the instruction streams in `manifest.json` are not sound ({what}); compile the bundle again with this program"
+    )]
+    Streams { what: String },
 }
 
 /// What the reader needs before it knows that the rest can be read.
@@ -110,6 +114,18 @@ impl Bundle {
         files
     }
 
+    /// Checks what a run relies on: the structure, then the streams.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), BundleError> {
+        crate::structure::check(self)?;
+        crate::verify::verify(&self.manifest.program).map_err(|violations| {
+            let first = violations.first().map_or_else(|| "unknown".into(), ToString::to_string);
+            BundleError::Streams { what: first }
+        })
+    }
+
     /// Reads and checks a bundle; `read` gives the bytes of a file by name. See the module's text for the order of checks.
     ///
     /// # Errors
@@ -128,7 +144,7 @@ impl Bundle {
         let mut contents = contents.into_iter();
         let json = contents.next().expect("parse_checksums puts the manifest first");
         let bundle = assemble(&json, contents.collect())?;
-        crate::structure::check(&bundle)?;
+        bundle.check()?;
         Ok(bundle)
     }
 }

@@ -1,0 +1,112 @@
+//! What the ranks of a run share besides transfers: where the segment ends, and whether one of them failed.
+
+use crate::transport::local::Links;
+use artifact::ids::RankId;
+use artifact::stream::Op;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Asks a run to end at the next update. Clones ask the same run.
+#[derive(Clone, Debug, Default)]
+pub struct StopFlag(Arc<AtomicBool>);
+
+impl StopFlag {
+    pub fn request(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    pub fn requested(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+
+    /// A flag that the first Ctrl-C raises; the second one ends the process with status 130.
+    ///
+    /// # Errors
+    /// When the process has a handler already.
+    pub fn on_ctrl_c() -> Result<StopFlag, ctrlc::Error> {
+        let flag = StopFlag::default();
+        let raised = flag.clone();
+        ctrlc::set_handler(move || {
+            if raised.requested() {
+                std::process::exit(130);
+            }
+            raised.request();
+        })?;
+        Ok(flag)
+    }
+}
+
+/// The first failure of a segment.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub rank: RankId,
+    pub action: String,
+    pub cause: String,
+}
+
+/// A rank was told to give up because the run failed.
+#[derive(Clone, Copy, Debug)]
+pub struct GivenUp;
+
+/// Shared by the ranks of one segment.
+///
+/// The segment ends at micro-batch `limit`; all that is at or past it is skipped. The rank of the first stage may lower the
+/// limit, before a forward pass, to the next border between updates that it has not passed. Everything
+/// else that belongs to a micro-batch comes after that forward pass, so no rank has computed anything past the new limit:
+/// at most it has posted receives, which are withdrawn, or waits in one, which ends. Each rank then drains as if the
+/// segment had been that short from the start.
+pub struct Control<'a> {
+    limit: AtomicU64,
+    /// Micro-batches per border where the segment may end early.
+    step: u64,
+    stop: &'a StopFlag,
+    failure: Mutex<Option<Failure>>,
+    failed: AtomicBool,
+    links: &'a Links,
+}
+
+impl<'a> Control<'a> {
+    /// A segment of `limit` micro-batches that may end at each multiple of `step`.
+    pub fn new(limit: u64, step: u64, stop: &'a StopFlag, links: &'a Links) -> Self {
+        let (failure, failed) = (Mutex::new(None), AtomicBool::new(false));
+        Control { limit: AtomicU64::new(limit), step, stop, failure, failed, links }
+    }
+
+    /// Micro-batches of the segment.
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Acquire)
+    }
+
+    /// Whether an instruction is past the end.
+    pub fn skips(&self, op: Op, at: u64) -> bool {
+        if op == Op::U { at >= self.limit() / self.step } else { at >= self.limit() }
+    }
+
+    /// Called by the rank of the first stage before it begins the forward pass of `mb`, the first one that it has not begun.
+    pub fn before_first_forward(&self, mb: u64) {
+        let border = mb.next_multiple_of(self.step);
+        if self.stop.requested() && border < self.limit() {
+            self.limit.store(border, Ordering::Release);
+            self.wake();
+        }
+    }
+
+    /// Records a failure (the first one counts) and ends every wait.
+    pub fn fail(&self, failure: Failure) {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+        self.failed.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub fn failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    pub fn into_failure(self) -> Option<Failure> {
+        self.failure.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wake(&self) {
+        self.links.all().for_each(|c| c.wake());
+    }
+}

@@ -1,0 +1,253 @@
+//! A training run from start to end.
+
+use crate::collect::Collector;
+use crate::control::StopFlag;
+use crate::data::{Batches, Data};
+use crate::error::RunError;
+use crate::map::Kernels;
+use crate::observe::{EvaluationRecord, Observer, RankSummary, StageSummary, StageTimes, Started, Summary};
+use crate::rank::{Kind, Rank};
+use crate::replay;
+use crate::segment::{Pipeline, cores};
+use crate::weights::{self, Weights};
+use crate::{cpu, init};
+use artifact::bundle::{Bundle, BundleError, MANIFEST};
+use artifact::ids::RankId;
+use artifact::program::Manifest;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Instant;
+
+/// What to run, beside the bundle.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    pub updates: u64,
+    /// Of the initial weights and of the sampling.
+    pub seed: u64,
+    /// Files to train on. See [`crate::data`].
+    pub data: Vec<PathBuf>,
+    /// Files to evaluate on; or `holdout`, the fraction of `data` that is kept for it.
+    pub eval: Vec<PathBuf>,
+    pub holdout: Option<f64>,
+    /// Evaluate on at most so many sequences (rounded down to micro-batches, at least one).
+    pub eval_sequences_max: Option<u64>,
+    /// Weights to start from, instead of fresh ones.
+    pub load: Option<PathBuf>,
+    /// Where to save the weights at the end.
+    pub save: Option<PathBuf>,
+    /// Raised by Ctrl-C, say.
+    pub stop: StopFlag,
+}
+
+/// Trains a bundle's model on this machine.
+///
+/// # Errors
+/// See [`RunError`]; its `exit_status` is the process's.
+pub fn run(bundle: &Bundle, options: &RunOptions, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+    cpu::check(&bundle.manifest.cpu)?;
+    bundle.check()?;
+    let kernels = Kernels::map(bundle)?;
+    execute(&bundle.manifest, &kernels, options, observer)
+}
+
+/// As [`run`], with kernels that are given instead of mapped.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn run_with_kernels(
+    manifest: &Manifest,
+    kernels: &Kernels,
+    options: &RunOptions,
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
+    let wrong = |what| BundleError::Structure { file: MANIFEST.into(), what };
+    artifact::structure::manifest(manifest).map_err(wrong)?;
+    execute(manifest, kernels, options, observer)
+}
+
+fn execute(
+    manifest: &Manifest,
+    kernels: &Kernels,
+    options: &RunOptions,
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
+    if options.updates == 0 {
+        return Err(RunError::Usage("a run makes at least one update".into()));
+    }
+    let data = Data::read(&options.data, &options.eval, options.holdout, manifest.data)?;
+    let start = options.load.as_deref().map(|path| Weights::read(path, manifest)).transpose()?;
+    let ranks = ranks(manifest, options.seed, start.as_ref())?;
+    let pipeline = Pipeline::new(manifest, kernels, ranks, &options.stop);
+    let mut training = Training::new(pipeline, &data, options, observer);
+    training.run()?;
+    let summary = training.summary();
+    let steps = start.map_or(0, |w| w.step) + summary.updates;
+    if let Some(path) = &options.save {
+        weights::save(path, manifest, &training.pipeline.ranks, steps)?;
+    }
+    training.observer.finished(&summary).map_err(recording("the summary"))?;
+    Ok(summary)
+}
+
+/// Ranks with their weights; each one's memory is touched first by a thread of its own.
+fn ranks(manifest: &Manifest, seed: u64, start: Option<&Weights>) -> Result<Vec<Rank>, RunError> {
+    thread::scope(|scope| {
+        let begin = |id| scope.spawn(move || rank(manifest, RankId(id), seed, start));
+        let threads: Vec<_> = (0..manifest.memory.len() as u32).map(begin).collect();
+        threads.into_iter().map(|t| t.join().expect("initialisation doesn't panic")).collect()
+    })
+}
+
+fn rank(manifest: &Manifest, id: RankId, seed: u64, start: Option<&Weights>) -> Result<Rank, RunError> {
+    let mut rank = Rank::new(manifest, id)?;
+    for param in manifest.stages.iter().filter(|s| s.rank == id).flat_map(|s| &s.params) {
+        let out = rank.arena.view_mut::<f32>(&param.weight, 0);
+        match start {
+            Some(weights) => weights.copy(&param.name, out),
+            None => init::fill(seed, &param.name, param.init, out),
+        }
+    }
+    Ok(rank)
+}
+
+fn recording(what: &'static str) -> impl Fn(std::io::Error) -> RunError {
+    move |source| RunError::Observer { what, source }
+}
+
+/// A run in progress.
+struct Training<'a> {
+    pipeline: Pipeline<'a>,
+    options: &'a RunOptions,
+    observer: &'a mut dyn Observer,
+    train: Batches<'a>,
+    /// Held-out data with the number of micro-batches to use.
+    eval: Option<(Batches<'a>, u64)>,
+    collector: Collector,
+    started: Started,
+    eval_losses: Vec<f64>,
+}
+
+impl<'a> Training<'a> {
+    fn new(pipeline: Pipeline<'a>, data: &'a Data, options: &'a RunOptions, observer: &'a mut dyn Observer) -> Self {
+        let manifest = pipeline.manifest;
+        let shape = manifest.data;
+        let train = Batches::sampled(&data.train, shape, options.seed);
+        let eval = data.eval.as_ref().map(|tokens| {
+            let batches = Batches::in_order(tokens, shape);
+            let most = options.eval_sequences_max.map_or(u64::MAX, |s| (s / u64::from(shape.microbatch)).max(1));
+            (batches, batches.count().min(most))
+        });
+        let tokens_per_microbatch = u64::from(shape.microbatch) * u64::from(shape.context);
+        let weights = manifest.stages.iter().flat_map(|s| &s.params);
+        let started = Started {
+            updates: options.updates,
+            tokens_per_update: tokens_per_microbatch * u64::from(manifest.program.accumulate),
+            train_tokens: data.train.len(),
+            eval_tokens: eval.map_or(0, |(_, count)| count * tokens_per_microbatch),
+            ranks: pipeline.ranks.len(),
+            parameters: weights.map(|p| p.weight.bytes / 4).sum(),
+        };
+        let collector = Collector::new(manifest.stages.len(), started.tokens_per_update);
+        Training { pipeline, options, observer, train, eval, collector, started, eval_losses: Vec::new() }
+    }
+
+    /// Segments with evaluations between them, until all updates are made or the run is asked to stop.
+    fn run(&mut self) -> Result<(), RunError> {
+        self.observer.started(&self.started).map_err(recording("the start"))?;
+        self.evaluate()?;
+        let segment = self.pipeline.manifest.boundary.unwrap_or(self.options.updates);
+        while self.collector.done < self.options.updates && !self.options.stop.requested() {
+            let before = self.collector.done;
+            let updates = segment.min(self.options.updates - before);
+            let (collector, observer) = (&mut self.collector, &mut *self.observer);
+            let made = self.pipeline.train(self.train, before, updates, |report| {
+                let Some(record) = collector.take(report) else { return Ok(()) };
+                observer.update(&record).map_err(recording("an update"))?;
+                if record.loss.is_finite() {
+                    Ok(())
+                } else {
+                    Err(RunError::Diverged { update: record.update, loss: record.loss })
+                }
+            })?;
+            assert_eq!(self.collector.done - before, made, "every stage reports every update");
+            self.evaluate()?;
+        }
+        Ok(())
+    }
+
+    /// A pass over the held-out data, if there is any and the run goes on.
+    fn evaluate(&mut self) -> Result<(), RunError> {
+        let Some((batches, count)) = self.eval else { return Ok(()) };
+        let start = Instant::now();
+        let loss = self.pipeline.evaluate(batches, count)?;
+        let time = start.elapsed();
+        self.collector.pause(time);
+        let Some(eval_loss) = loss else { return Ok(()) };
+        self.eval_losses.push(eval_loss);
+        let (updates, eval_tokens) = (self.collector.done, self.started.eval_tokens);
+        let record = EvaluationRecord { updates, eval_loss, eval_tokens, eval_s: time.as_secs_f64() };
+        self.observer.evaluation(&record).map_err(recording("an evaluation"))
+    }
+
+    fn summary(&self) -> Summary {
+        let training_s = self.collector.training().as_secs_f64();
+        let tokens = self.collector.done * self.started.tokens_per_update;
+        let stages = self.stages();
+        let times: Vec<StageTimes> = stages.iter().map(|s| s.times).collect();
+        Summary {
+            updates: self.collector.done,
+            tokens,
+            elapsed_s: self.collector.elapsed().as_secs_f64(),
+            tokens_per_s: tokens as f64 / training_s,
+            loss: self.collector.last_loss,
+            eval_loss_first: self.eval_losses.first().copied(),
+            eval_loss_last: self.eval_losses.last().copied(),
+            stopped: self.collector.done < self.options.updates,
+            ranks: self.rank_summaries(&times, training_s),
+            stages,
+        }
+    }
+
+    fn rank_summaries(&self, times: &[StageTimes], training_s: f64) -> Vec<RankSummary> {
+        let manifest = self.pipeline.manifest;
+        let replayed = replay::bubbles(&manifest.program, times);
+        let cores_suffice = self.pipeline.ranks.len() <= cores();
+        let one = |(i, rank): (usize, &Rank)| {
+            let busy_s = rank.busy_ns as f64 * 1e-9;
+            RankSummary {
+                allocated_bytes: rank.arena.bytes(),
+                computed_bytes: manifest.memory[i].total,
+                busy_s,
+                wait_s: rank.wait_ns as f64 * 1e-9,
+                bubble_replayed: replayed[i],
+                bubble_measured: cores_suffice.then(|| (1.0 - busy_s / training_s).max(0.0)),
+                bubble_predicted: manifest.proved.bubble[i],
+            }
+        };
+        self.pipeline.ranks.iter().enumerate().map(one).collect()
+    }
+
+    fn stages(&self) -> Vec<StageSummary> {
+        let proved = &self.pipeline.manifest.proved;
+        let mut stages = vec![StageSummary::default(); self.pipeline.manifest.stages.len()];
+        for state in self.pipeline.ranks.iter().flat_map(|r| &r.stages) {
+            let ns = |kind: Kind| state.times[kind as usize].median_ns();
+            stages[state.index] = StageSummary {
+                drift_max_seen: state.drift_max,
+                drift_max_proved: proved.drift_max[state.index],
+                delay_max_seen: state.delay_max,
+                delay_max_proved: proved.delay_max[state.index],
+                times: StageTimes {
+                    f_ns: ns(Kind::F),
+                    b_ns: ns(Kind::B),
+                    b_last_ns: ns(Kind::BLast),
+                    i_ns: ns(Kind::I),
+                    w_ns: ns(Kind::W),
+                    w_last_ns: ns(Kind::WLast),
+                    u_ns: ns(Kind::U),
+                },
+            };
+        }
+        stages
+    }
+}

@@ -1,0 +1,150 @@
+//! One segment of a run: a thread per rank from a filled arena to a drained pipeline, and the reports that come meanwhile.
+
+use crate::control::{Control, Failure, GivenUp, StopFlag};
+use crate::data::Batches;
+use crate::error::RunError;
+use crate::executor::{Doing, Report, Shared, Worker};
+use crate::map::Kernels;
+use crate::rank::Rank;
+use crate::transport::local::Links;
+use artifact::ids::RankId;
+use artifact::program::Manifest;
+use artifact::stream::Op;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::sync_channel;
+use std::thread;
+
+/// Reports that may wait for the observer before ranks wait for it.
+const REPORTS_WAITING_MAX: usize = 256;
+
+/// Looks at a transfer before a rank blocks, when every rank has a core: about 20 us.
+const SPINS: u32 = 2000;
+
+/// The pipeline between segments.
+pub struct Pipeline<'a> {
+    pub manifest: &'a Manifest,
+    pub kernels: &'a Kernels,
+    pub ranks: Vec<Rank>,
+    links: Links,
+    stop: &'a StopFlag,
+    spins: u32,
+}
+
+impl<'a> Pipeline<'a> {
+    pub fn new(manifest: &'a Manifest, kernels: &'a Kernels, ranks: Vec<Rank>, stop: &'a StopFlag) -> Self {
+        let links = Links::new(&manifest.program.rings);
+        let spins = if ranks.len() <= cores() { SPINS } else { 0 };
+        Pipeline { manifest, kernels, ranks, links, stop, spins }
+    }
+
+    /// Trains for `updates` updates, or fewer when the run is asked to stop; gives the number made. `take` gets the
+    /// reports in the order in which they come.
+    ///
+    /// # Errors
+    /// A rank's failure, or the first error of `take`.
+    pub fn train(
+        &mut self,
+        batches: Batches<'_>,
+        updates_before: u64,
+        updates: u64,
+        mut take: impl FnMut(Report) -> Result<(), RunError>,
+    ) -> Result<u64, RunError> {
+        let k = u64::from(self.manifest.program.accumulate);
+        let control = Control::new(updates * k, k, self.stop, &self.links);
+        let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
+        let shared = Shared { manifest, kernels, links, control: &control, batches, spins };
+        let (sender, receiver) = sync_channel(REPORTS_WAITING_MAX);
+        let refused = thread::scope(|scope| {
+            for rank in &mut self.ranks {
+                let sender = sender.clone();
+                let train = move |w: &mut Worker<'_>| w.train(updates, &sender);
+                scope.spawn(move || guarded(shared, rank, updates_before, train));
+            }
+            drop(sender);
+            let mut refused = None;
+            for report in receiver {
+                if refused.is_none()
+                    && let Err(error) = take(report)
+                {
+                    control.fail(Failure { rank: RankId(0), action: String::new(), cause: error.to_string() });
+                    refused = Some(error);
+                }
+            }
+            refused
+        });
+        let made = control.limit() / k;
+        self.end(refused, control.into_failure())?;
+        Ok(made)
+    }
+
+    /// Mean loss a token over the first `count` micro-batches; none when the run is asked to stop meanwhile.
+    ///
+    /// # Errors
+    /// A rank's failure.
+    pub fn evaluate(&mut self, batches: Batches<'_>, count: u64) -> Result<Option<f64>, RunError> {
+        let control = Control::new(count, 1, self.stop, &self.links);
+        let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
+        let shared = Shared { manifest, kernels, links, control: &control, batches, spins };
+        let loss: f64 = thread::scope(|scope| {
+            let evaluate = |rank| scope.spawn(move || guarded(shared, rank, 0, move |w| w.evaluate(count)));
+            let threads: Vec<_> = self.ranks.iter_mut().map(evaluate).collect();
+            let losses = threads.into_iter().map(|t| t.join().expect("a rank's thread catches its panics"));
+            losses.map(|l| l.unwrap_or(0.0)).sum()
+        });
+        let whole = control.limit() == count;
+        self.end(None, control.into_failure())?;
+        let d = self.manifest.data;
+        let tokens = count * u64::from(d.microbatch) * u64::from(d.context);
+        Ok(whole.then(|| loss / tokens as f64))
+    }
+
+    /// After the ranks' threads are gone.
+    fn end(&mut self, refused: Option<RunError>, failure: Option<Failure>) -> Result<(), RunError> {
+        let clean = self.links.reset();
+        if let Some(error) = refused {
+            return Err(error);
+        }
+        if let Some(Failure { rank, action, cause }) = failure {
+            return Err(RunError::Rank { rank, action, cause });
+        }
+        assert!(clean, "a drained pipeline has sent nothing that was not received");
+        Ok(())
+    }
+}
+
+/// Cores that this process may use.
+pub fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Runs a rank's thread; should it panic, the run fails with its cause instead of hanging the other ranks.
+fn guarded<T>(
+    shared: Shared<'_>,
+    rank: &mut Rank,
+    updates_before: u64,
+    work: impl FnOnce(&mut Worker<'_>) -> Result<T, GivenUp>,
+) -> Result<T, GivenUp> {
+    let (id, doing) = (rank.id, Cell::new(None));
+    let run = || work(&mut Worker::new(shared, rank, updates_before, &doing));
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let cause = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown").to_string();
+        let action = doing.get().map_or("its start".into(), describe);
+        shared.control.fail(Failure { rank: id, action, cause });
+        Err(GivenUp)
+    })
+}
+
+fn describe(Doing { op, stage, at }: Doing) -> String {
+    let name = match op {
+        Op::F => "the forward pass",
+        Op::B(_) => "the backward pass",
+        Op::I => "the input gradient",
+        Op::W(_) => "the weight gradient",
+        Op::U => return format!("update {at} of stage {stage}"),
+        Op::SendF | Op::SendB => "sending",
+        Op::RecvF | Op::RecvB => "receiving",
+    };
+    format!("{name} of micro-batch {at} on stage {stage}")
+}

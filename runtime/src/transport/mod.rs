@@ -1,0 +1,3 @@
+//! Moving activations and gradients between stages.
+
+pub mod local;
