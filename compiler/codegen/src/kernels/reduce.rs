@@ -11,15 +11,18 @@ const VECTORS: u64 = 8;
 
 pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
     match kernel.op {
-        KernelOp::BiasGrad { rows, width, sink } => column_sums(&kernel.name, rows, width, sink, false, cpu),
-        KernelOp::GainGrad { rows, width, sink } => column_sums(&kernel.name, rows, width, sink, true, cpu),
+        KernelOp::BiasGrad { rows, width, sink } => {
+            column_sums(&kernel.name, rows.into(), width.into(), sink, false, cpu)
+        }
+        KernelOp::GainGrad { rows, width, sink } => {
+            column_sums(&kernel.name, rows.into(), width.into(), sink, true, cpu)
+        }
         _ => unreachable!("dispatched on the operation"),
     }
 }
 
-/// Sums dy, or dy * (x - mean) * rstd when `normalised`.
-fn column_sums(name: &str, rows: u32, width: u32, sink: Sink, normalised: bool, cpu: CpuClass) -> KernelSource {
-    let (rows, width) = (u64::from(rows), u64::from(width));
+/// Sums dy [rows, width], or dy * (x - mean) * rstd when `normalised`, over the rows.
+pub fn column_sums(name: &str, rows: u64, width: u64, sink: Sink, normalised: bool, cpu: CpuClass) -> KernelSource {
     let mut func = Func::new(name);
     let mut inputs = vec![(func.input("dy", &[rows, width], "f32"), true)];
     if normalised {
