@@ -17,11 +17,11 @@ pub struct Dims {
     pub microbatch: u32,
 }
 
-/// Largest values; with them every shape fits `u32` and every buffer `u64`.
+/// Largest values; with them every dimension fits `u32`, and the bytes and operations of a layer fit `u64`.
 const LAYERS_MAX: u32 = 4096;
-const WIDTH_MAX: u32 = 1 << 18;
+const WIDTH_MAX: u32 = 1 << 16;
 const CONTEXT_MAX: u32 = 1 << 20;
-const VOCAB_MAX: u32 = 1 << 22;
+const VOCAB_MAX: u32 = 1 << 20;
 const ROWS_MAX: u64 = 1 << 24;
 
 impl Dims {

@@ -124,7 +124,7 @@ impl StageLayout {
     /// The hyper-parameter vector of a parameter.
     pub fn hyper(&self, param: &Param) -> Place {
         let vector = if param.decay { 0 } else { HYPER_BYTES };
-        Place { offset: self.io.hyper.offset + vector, bytes: HYPER_BYTES, stride: 0, slots: 1 }
+        Place { offset: self.io.hyper.offset.saturating_add(vector), bytes: HYPER_BYTES, stride: 0, slots: 1 }
     }
 }
 

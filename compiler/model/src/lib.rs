@@ -1,20 +1,25 @@
 //! The model as a tensor graph, its derivative, kernels and memory. Pure: no I/O, no LLVM.
 //!
-//! The way from a specification to stage programs, one module a level:
+//! [`spec`] has the calls that a driver makes. The way from a specification to stage programs, one module a level:
 //!
 //! | module | gives |
 //! |---|---|
 //! | [`dims`] | the model's sizes, checked |
+//! | [`partition`] | the layers of each stage; [`cost`]: their work |
 //! | [`gpt`] | a stage's forward pass as a [`graph`] |
 //! | [`derivative`] | its backward pass, input and weight gradients apart |
 //! | [`fuse`] | nodes -> kernel calls on values |
 //! | [`stage`] | which values are saved, held, or temporary |
 //! | [`layout`] | a rank's arena, by [`arena`] |
-//! | [`kernel_plan`], [`workspace`] | a kernel's name, tiles and scratch |
+//! | [`kernel_plan`], [`blocking`], [`workspace`] | a kernel's name, tiles and scratch |
 //! | [`build`] | all of it: kernels, stage programs, memory |
+//! | [`limits`] | memory compared with the spec's bounds |
+//! | [`verify`] | the invariants of the result, checked |
 
 pub mod arena;
+pub mod blocking;
 pub mod build;
+pub mod cost;
 pub mod derivative;
 pub mod dims;
 pub mod fuse;
@@ -23,7 +28,11 @@ pub mod graph;
 pub mod kernel;
 pub mod kernel_plan;
 pub mod layout;
+pub mod limits;
 pub mod operands;
+pub mod partition;
+pub mod spec;
 pub mod stage;
 pub mod target;
+pub mod verify;
 pub mod workspace;

@@ -7,13 +7,14 @@
 //! Sizes may depend on the operation and its tiles only, and never on the sink of a weight gradient more than the
 //! lowering forces it to. [`scratch_bytes`] rounds up to 64.
 
+use crate::blocking::Blocking;
 use crate::kernel::{KernelOp, MatMul, Tiles};
 use crate::target::CpuClass;
 
 /// Scratch of a kernel, a multiple of 64. `tiles` is there for matmuls.
-pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64 {
+pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, _cpu: CpuClass) -> u64 {
     let bytes = match op {
-        KernelOp::MatMul(matmul) => matmul_bytes(matmul, tiles.expect("a matmul has tiles"), cpu),
+        KernelOp::MatMul(matmul) => matmul_bytes(matmul, tiles.expect("a matmul has tiles")),
         KernelOp::Embed { .. } => 0,
         KernelOp::EmbedGrad { .. } => 0,
         KernelOp::LayerNorm { .. } => 0,
@@ -28,8 +29,7 @@ pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64
     bytes.next_multiple_of(64)
 }
 
-/// One packed panel of A (`mc x kc`) and one of B (`kc x nc`); the tiles are whole register tiles.
-fn matmul_bytes(_: &MatMul, tiles: &Tiles, _: CpuClass) -> u64 {
-    let [mc, nc, kc] = [tiles.mc, tiles.nc, tiles.kc].map(u64::from);
-    4 * kc * (mc + nc)
+/// The packed panels of A and B, for all of k: see [`Blocking`]. The same for every epilogue.
+fn matmul_bytes(matmul: &MatMul, tiles: &Tiles) -> u64 {
+    Blocking::new(matmul, tiles).packed_bytes(tiles)
 }

@@ -1,0 +1,160 @@
+//! Which layers each stage holds.
+
+use crate::cost::LayerWork;
+use crate::dims::Dims;
+use dsl::diag::Diagnostic;
+use dsl::spec::{At, Layer, Partition};
+
+/// The layers of each stage, in forward order; every stage has at least one.
+///
+/// `balanced` minimises the work of the stage that has most, then the sum of the squares (so the rest is even too), then
+/// puts fewer layers into the earlier stages (they hold more micro-batches in flight).
+///
+/// # Errors
+/// `P0403`: more stages than layers; `P0404`: an explicit partition that is no cut of the model; `P0405`: one with another
+/// number of stages.
+pub fn partition(dims: &Dims, partition: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
+    match &partition.value {
+        Partition::Balanced => balanced(dims, partition, stages),
+        Partition::Explicit(layers) => explicit(dims, partition, layers, stages).map(|()| layers.clone()),
+    }
+}
+
+/// All layers, in forward order.
+fn all(dims: &Dims) -> Vec<Layer> {
+    let blocks = (0..dims.layers).map(Layer::Block);
+    std::iter::once(Layer::Embed).chain(blocks).chain([Layer::Head]).collect()
+}
+
+fn balanced(dims: &Dims, at: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
+    let layers = all(dims);
+    if stages as usize > layers.len() || stages == 0 {
+        let count = layers.len();
+        return Err(Box::new(
+            Diagnostic::error("P0403", at.span.clone(), format!("{count} layers cannot fill {stages} stages"))
+                .note(format!("the layers are the embedding, {} blocks and the head", dims.layers))
+                .help(format!("use at most {count} stages, or layers >= {}", stages.saturating_sub(2))),
+        ));
+    }
+    let work = LayerWork::new(dims);
+    let rows = u64::from(dims.rows());
+    let weights: Vec<u64> = layers.iter().map(|&l| work.of(l).total() / rows).collect();
+    let ends = cut(&weights, stages as usize);
+    let starts = std::iter::once(0).chain(ends.iter().copied());
+    Ok(starts.zip(&ends).map(|(from, &to)| layers[from..to].to_vec()).collect())
+}
+
+/// Ends (exclusive) of `parts` consecutive parts of `weights` by the rule of [`partition`]; `1 <= parts <= weights.len()`.
+pub fn cut(weights: &[u64], parts: usize) -> Vec<usize> {
+    let sums: Vec<u128> = std::iter::once(0)
+        .chain(weights.iter().scan(0u128, |sum, &w| {
+            *sum += u128::from(w);
+            Some(*sum)
+        }))
+        .collect();
+    let limit = smallest_limit(weights, parts);
+    let mut cutter = Cutter { sums: &sums, limit, best: Vec::new(), from: Vec::new() };
+    let n = weights.len();
+    // best[i]: least sum of squares of the first i layers in the parts so far.
+    cutter.best = (0..=n).map(|i| if i == 0 { Some(0) } else { None }).collect();
+    let mut froms = Vec::with_capacity(parts);
+    for _ in 0..parts {
+        let before = std::mem::replace(&mut cutter.best, vec![None; n + 1]);
+        cutter.from = vec![0; n + 1];
+        cutter.extend(&before, 1, n, 0, n - 1);
+        froms.push(std::mem::take(&mut cutter.from));
+    }
+    let mut ends = vec![n];
+    for from in froms.iter().skip(1).rev() {
+        ends.push(from[*ends.last().expect("it starts with one")]);
+    }
+    ends.reverse();
+    ends
+}
+
+/// The least possible work of the largest part.
+fn smallest_limit(weights: &[u64], parts: usize) -> u128 {
+    let fits = |limit: u128| {
+        let (mut count, mut sum) = (1, 0u128);
+        for &w in weights {
+            if sum + u128::from(w) > limit {
+                count += 1;
+                sum = 0;
+            }
+            sum += u128::from(w);
+        }
+        count <= parts
+    };
+    let mut low = weights.iter().copied().max().map_or(0, u128::from);
+    let mut high = weights.iter().map(|&w| u128::from(w)).sum();
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { high = middle } else { low = middle + 1 }
+    }
+    low
+}
+
+/// Divide and conquer over the last cut: it moves right as the end does, because squares are convex.
+struct Cutter<'a> {
+    sums: &'a [u128],
+    limit: u128,
+    best: Vec<Option<u128>>,
+    /// Start of the last part, for each end.
+    from: Vec<usize>,
+}
+
+impl Cutter<'_> {
+    /// Finds `best` and `from` for the ends `low..=high`, whose last cuts lie in `from_low..=from_high`.
+    fn extend(&mut self, before: &[Option<u128>], low: usize, high: usize, from_low: usize, from_high: usize) {
+        if low > high {
+            return;
+        }
+        let end = low + (high - low) / 2;
+        let mut at = None;
+        for from in from_low..=from_high.min(end - 1) {
+            let work = self.sums[end] - self.sums[from];
+            let Some(so_far) = before[from].filter(|_| work <= self.limit) else { continue };
+            let sum = so_far + work * work;
+            if self.best[end].is_none_or(|b| sum < b) {
+                self.best[end] = Some(sum);
+                at = Some(from);
+            }
+        }
+        self.from[end] = at.unwrap_or(0);
+        // An end that cannot be reached says nothing about its neighbours' cuts.
+        let (left, right) = at.map_or((from_high, from_low), |from| (from, from));
+        self.extend(before, low, end - 1, from_low, left);
+        self.extend(before, end + 1, high, right, from_high);
+    }
+}
+
+fn explicit(dims: &Dims, at: &At<Partition>, given: &[Vec<Layer>], stages: u32) -> Result<(), Box<Diagnostic>> {
+    if given.len() != stages as usize {
+        let message = format!("the partition has {} stages, the schedule places {stages}", given.len());
+        let fix = format!("give one list of layers for each of the {stages} stages, or write `partition = balanced`");
+        return Err(Box::new(Diagnostic::error("P0405", at.span.clone(), message).help(fix)));
+    }
+    let error = |message: String| Diagnostic::error("P0404", at.span.clone(), message);
+    let order = format!("the order is embed, block 0..{}, head: each layer once, each stage at least one", dims.layers);
+    if let Some(empty) = given.iter().position(Vec::is_empty) {
+        return Err(Box::new(error(format!("stage {empty} holds no layer")).help(order)));
+    }
+    let flat: Vec<Layer> = given.iter().flatten().copied().collect();
+    let wanted = all(dims);
+    let Some(i) = (0..flat.len().max(wanted.len())).find(|&i| flat.get(i) != wanted.get(i)) else { return Ok(()) };
+    let message = match (flat.get(i), wanted.get(i)) {
+        (Some(&f), Some(&w)) => format!("{} is where {} belongs", layer_name(f), layer_name(w)),
+        (Some(&f), None) => format!("{} comes after the last layer", layer_name(f)),
+        (None, w) => format!("{} is in no stage", w.map_or_else(String::new, |&w| layer_name(w))),
+    };
+    Err(Box::new(error(message).help(order)))
+}
+
+/// A layer as the language writes it.
+pub fn layer_name(layer: Layer) -> String {
+    match layer {
+        Layer::Embed => "embed".into(),
+        Layer::Block(l) => format!("block {l}"),
+        Layer::Head => "head".into(),
+    }
+}

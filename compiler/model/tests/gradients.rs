@@ -1,0 +1,124 @@
+//! The whole gradient of a small odd GPT against finite differences, and equal for every cut, order and form of the update.
+
+use crate::machine::{Machine, Random};
+use crate::programs::{flush, on_ranks};
+use artifact::stream::Program;
+use dsl::spec::{At, Layer, Partition};
+use model::build::{Build, Input, build};
+use model::dims::Dims;
+use model::kernel::OptimizerKind;
+use model::partition::partition;
+use model::target::CpuClass;
+use model::verify::verify;
+use std::collections::HashMap;
+
+const DIMS: Dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 3 };
+
+/// Weights large enough that every gradient matters, gains around 1.
+fn weight(name: &str, element: u64) -> f64 {
+    let seed = name.bytes().fold(element, |h, b| h.wrapping_mul(31).wrapping_add(b.into()));
+    let u = Random(seed).uniform();
+    if name.ends_with("gain") { 1.0 + 0.3 * u } else { 0.4 * u }
+}
+
+fn data(mb: u64) -> (Vec<f64>, Vec<f64>) {
+    let rows = u64::from(DIMS.rows());
+    let mut random = Random(1000 + mb);
+    let mut ids = || (0..rows).map(|_| (random.next() % u64::from(DIMS.vocab)) as f64).collect();
+    (ids(), ids())
+}
+
+fn cut(stages: u32) -> Vec<Vec<Layer>> {
+    partition(&DIMS, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
+}
+
+fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
+    let partition = cut(program.rank_of_stage.len() as u32);
+    let build = build(&Input { dims: DIMS, partition: &partition, fuse, optimizer, program, cpu: CpuClass::X86V4 });
+    verify(&build).unwrap();
+    build
+}
+
+/// Mean loss of the first update's micro-batches under the given weights.
+fn loss(build: &Build, program: &Program, weight: &dyn Fn(&str, u64) -> f64) -> f64 {
+    let mut machine = Machine::new(build, program, OptimizerKind::Sgd, &data, weight);
+    machine.run(1);
+    let tokens = f64::from(program.accumulate * DIMS.rows());
+    machine.losses.values().sum::<f64>() / tokens
+}
+
+fn gradients(program: &Program) -> HashMap<String, Vec<f64>> {
+    let build = built(program, false, OptimizerKind::Sgd);
+    let mut machine = Machine::new(&build, program, OptimizerKind::Sgd, &data, &weight);
+    machine.run(1);
+    machine.gradients()
+}
+
+#[test]
+fn the_gradient_is_that_of_finite_differences() {
+    let program = flush(1, 2, false);
+    let build = built(&program, false, OptimizerKind::Sgd);
+    let gradients = gradients(&program);
+    assert_eq!(gradients.len(), 2 + 2 * 12 + 3);
+    let mut random = Random(7);
+    for (name, gradient) in &gradients {
+        let largest = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
+        assert!(largest > 1e-4, "{name}: a gradient of {largest} checks nothing");
+        // Three elements, then all of them along a random direction.
+        let mut directions: Vec<Vec<f64>> = Vec::new();
+        for _ in 0..3 {
+            let mut unit = vec![0.0; gradient.len()];
+            unit[(random.next() % gradient.len() as u64) as usize] = 1.0;
+            directions.push(unit);
+        }
+        directions.push(gradient.iter().map(|_| random.uniform()).collect());
+        for direction in directions {
+            let h = 1e-4;
+            let moved = |by: f64| {
+                let at = |n: &str, e: u64| weight(n, e) + if n == name { by * direction[e as usize] } else { 0.0 };
+                loss(&build, &program, &at)
+            };
+            let numeric = (moved(h) - moved(-h)) / (2.0 * h);
+            let exact: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
+            // The loss's scale is an f32: 6e-8 relative.
+            let error = (numeric - exact).abs();
+            assert!(error < 2e-7 * (1.0 + exact.abs()), "{name}: {exact} by the derivative, {numeric} by differences");
+        }
+    }
+}
+
+#[test]
+fn every_cut_and_order_gives_the_same_gradient() {
+    let reference = gradients(&flush(1, 3, false));
+    for program in [
+        flush(2, 3, false),
+        flush(3, 3, false),
+        flush(4, 3, false),
+        flush(1, 3, true),
+        flush(3, 3, true),
+        on_ranks(&[0, 1, 1, 0], 2, 3, false),
+        on_ranks(&[0, 1, 1, 0], 2, 3, true),
+    ] {
+        assert!(gradients(&program) == reference, "{:?} stages differ", program.rank_of_stage);
+    }
+}
+
+#[test]
+fn a_fused_update_is_the_unfused_one() {
+    for optimizer in [OptimizerKind::AdamW, OptimizerKind::Sgd] {
+        for (stages, k, split) in [(1, 1, false), (2, 1, false), (2, 3, false), (2, 3, true), (3, 1, true)] {
+            let program = flush(stages, k, split);
+            let trained = |fuse: bool| {
+                let build = built(&program, fuse, optimizer);
+                assert_eq!(build.memory[0].gradients == 0, fuse && k == 1);
+                let mut machine = Machine::new(&build, &program, optimizer, &data, &weight);
+                machine.run(3);
+                machine.weights()
+            };
+            let (fused, unfused) = (trained(true), trained(false));
+            assert!(fused == unfused, "{optimizer:?}, {stages} stages, accumulate {k}, split {split}");
+            assert!(fused["head.weight"].iter().all(|w| w.is_finite()));
+            assert!(fused["block.0.ln1.gain"][0] != weight("block.0.ln1.gain", 0));
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Every kernel, as its definition says, in f64: naive loops, no tiles, no scratch.
+//!
+//! # Meaning
+//!
+//! Memory is an [`Arena`] of *cells*, one f64 for every 4 bytes of the real arena: an f32 or u32 element at byte b is cell b/4. An f64 element (the
+//! loss) is in the first of its two cells. So offsets mean what they mean at run time, and values keep f64's precision.
+
+use model::kernel::{Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table};
+use model::operands::operands;
+use std::ops::Range;
+
+/// See the module's text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arena {
+    pub cells: Vec<f64>,
+}
+
+impl Arena {
+    /// An arena of `bytes`. Cells start as NaN: what is read before it is written shows.
+    pub fn new(bytes: u64) -> Arena {
+        Arena { cells: vec![f64::NAN; (bytes / 4) as usize] }
+    }
+
+    /// Cells of `bytes` bytes at `offset`.
+    pub fn range(offset: u64, bytes: u64) -> Range<usize> {
+        (offset / 4) as usize..((offset + bytes) / 4) as usize
+    }
+}
+
+/// Runs one kernel. `args`: the cells of each argument in the kernel's order; a scratch argument is ignored.
+pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
+    let mut call = Call { operands: args[..operands(op).len()].iter(), arena };
+    match *op {
+        KernelOp::Embed { context, width, .. } => embed(&mut call, context as usize, width as usize),
+        KernelOp::EmbedGrad { table, context, width, vocab, sink, .. } => {
+            embed_grad(&mut call, table, context as usize, width as usize, vocab as usize, sink)
+        }
+        KernelOp::LayerNorm { width, .. } => layer_norm(&mut call, width as usize),
+        KernelOp::LayerNormGrad { width, residual, .. } => layer_norm_grad(&mut call, width as usize, residual),
+        KernelOp::GainGrad { width, sink, .. } => gain_grad(&mut call, width as usize, sink),
+        KernelOp::BiasGrad { width, sink, .. } => bias_grad(&mut call, width as usize, sink),
+        KernelOp::MatMul(ref matmul) => mat_mul(&mut call, matmul),
+        KernelOp::Attention { sequences, context, width, heads } => {
+            attention(&mut call, Heads::new(sequences, context, width, heads))
+        }
+        KernelOp::AttentionGrad { sequences, context, width, heads } => {
+            attention_grad(&mut call, Heads::new(sequences, context, width, heads))
+        }
+        KernelOp::CrossEntropy { vocab, scale_bits, .. } => {
+            cross_entropy(&mut call, vocab as usize, f32::from_bits(scale_bits).into())
+        }
+        KernelOp::Update { optimizer, .. } => {
+            let gradient = call.read();
+            let states: Vec<Range<usize>> = (0..1 + states(optimizer)).map(|_| call.next()).collect();
+            let hyper = call.read();
+            update(call.arena, optimizer, &gradient, &hyper, &states);
+        }
+    }
+    assert!(call.operands.next().is_none(), "{op:?} has operands that were not used");
+}
+
+struct Call<'a> {
+    operands: std::slice::Iter<'a, Range<usize>>,
+    arena: &'a mut Arena,
+}
+
+impl Call<'_> {
+    fn next(&mut self) -> Range<usize> {
+        self.operands.next().expect("a kernel has the operands that its operation lists").clone()
+    }
+
+    /// The next operand's content.
+    fn read(&mut self) -> Vec<f64> {
+        let range = self.next();
+        self.arena.cells[range].to_vec()
+    }
+
+    /// The next operand's new content.
+    fn write(&mut self, content: Vec<f64>) {
+        let range = self.next();
+        self.arena.cells[range].copy_from_slice(&content);
+    }
+
+    fn sink(&mut self, sink: Sink, gradient: Vec<f64>) {
+        match sink {
+            Sink::Store => self.write(gradient),
+            Sink::Add => {
+                let range = self.next();
+                self.arena.cells[range].iter_mut().zip(gradient).for_each(|(acc, g)| *acc += g);
+            }
+            Sink::Update { optimizer, accumulated } => {
+                let mut whole = gradient;
+                if accumulated {
+                    let so_far = self.read();
+                    whole.iter_mut().zip(so_far).for_each(|(g, acc)| *g += acc);
+                }
+                let hyper = self.read();
+                let places: Vec<Range<usize>> = (0..1 + states(optimizer)).map(|_| self.next()).collect();
+                update(self.arena, optimizer, &whole, &hyper, &places);
+            }
+        }
+    }
+}
+
+fn states(optimizer: OptimizerKind) -> usize {
+    match optimizer {
+        OptimizerKind::AdamW => 2,
+        OptimizerKind::Sgd => 1,
+    }
+}
+
+/// `places`: the weight, then its states.
+fn update(arena: &mut Arena, optimizer: OptimizerKind, gradient: &[f64], hyper: &[f64], places: &[Range<usize>]) {
+    for (i, &g) in gradient.iter().enumerate() {
+        let (w, m) = (places[0].start + i, places[1].start + i);
+        let cells = &mut arena.cells;
+        let step = match optimizer {
+            OptimizerKind::AdamW => {
+                let v = places[2].start + i;
+                cells[m] = cells[m] * hyper[0] + g * hyper[1];
+                cells[v] = cells[v] * hyper[2] + g * g * hyper[3];
+                cells[m] / ((cells[v] * hyper[4]).sqrt() + hyper[5])
+            }
+            OptimizerKind::Sgd => {
+                cells[m] = cells[m] * hyper[0] + g;
+                cells[m]
+            }
+        };
+        cells[w] = cells[w] * hyper[7] - step * hyper[6];
+    }
+}
+
+fn embed(call: &mut Call, context: usize, width: usize) {
+    let (tokens, table, positions) = (call.read(), call.read(), call.read());
+    let element = |r: usize, j: usize| table[tokens[r] as usize * width + j] + positions[(r % context) * width + j];
+    let x = (0..tokens.len() * width).map(|i| element(i / width, i % width)).collect();
+    call.write(x);
+}
+
+fn embed_grad(call: &mut Call, table: Table, context: usize, width: usize, vocab: usize, sink: Sink) {
+    let tokens = if table == Table::Token { call.read() } else { Vec::new() };
+    let dx = call.read();
+    let entries = if table == Table::Token { vocab } else { context };
+    let mut gradient = vec![0.0; entries * width];
+    for (i, d) in dx.iter().enumerate() {
+        let row = i / width;
+        let entry = if table == Table::Token { tokens[row] as usize } else { row % context };
+        gradient[entry * width + i % width] += d;
+    }
+    call.sink(sink, gradient);
+}
+
+fn layer_norm(call: &mut Call, width: usize) {
+    let (x, gain, bias) = (call.read(), call.read(), call.read());
+    let (mut y, mut means, mut rstds) = (Vec::new(), Vec::new(), Vec::new());
+    for row in x.chunks(width) {
+        let mean = row.iter().sum::<f64>() / width as f64;
+        let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / width as f64;
+        let rstd = 1.0 / (variance + 1e-5).sqrt();
+        y.extend((0..width).map(|j| (row[j] - mean) * rstd * gain[j] + bias[j]));
+        means.push(mean);
+        rstds.push(rstd);
+    }
+    call.write(y);
+    call.write(means);
+    call.write(rstds);
+}
+
+fn layer_norm_grad(call: &mut Call, width: usize, residual: bool) {
+    let (dy, x, means, rstds, gain) = (call.read(), call.read(), call.read(), call.read(), call.read());
+    let residual = if residual { call.read() } else { vec![0.0; x.len()] };
+    let mut dx = Vec::new();
+    for (r, (dy, x)) in dy.chunks(width).zip(x.chunks(width)).enumerate() {
+        let normal: Vec<f64> = x.iter().map(|v| (v - means[r]) * rstds[r]).collect();
+        let d: Vec<f64> = (0..width).map(|j| dy[j] * gain[j]).collect();
+        let mean_d = d.iter().sum::<f64>() / width as f64;
+        let mean_dn = (0..width).map(|j| d[j] * normal[j]).sum::<f64>() / width as f64;
+        dx.extend((0..width).map(|j| rstds[r] * (d[j] - mean_d - normal[j] * mean_dn) + residual[r * width + j]));
+    }
+    call.write(dx);
+}
+
+fn gain_grad(call: &mut Call, width: usize, sink: Sink) {
+    let (dy, x, means, rstds) = (call.read(), call.read(), call.read(), call.read());
+    let mut gradient = vec![0.0; width];
+    for i in 0..dy.len() {
+        gradient[i % width] += dy[i] * (x[i] - means[i / width]) * rstds[i / width];
+    }
+    call.sink(sink, gradient);
+}
+
+fn bias_grad(call: &mut Call, width: usize, sink: Sink) {
+    let dy = call.read();
+    let mut gradient = vec![0.0; width];
+    dy.iter().enumerate().for_each(|(i, d)| gradient[i % width] += d);
+    call.sink(sink, gradient);
+}
+
+fn mat_mul(call: &mut Call, matmul: &MatMul) {
+    let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|d| d as usize);
+    let (a, b) = (call.read(), call.read());
+    let a_at = |i: usize, p: usize| if matmul.form == Form::TN { a[p * m + i] } else { a[i * k + p] };
+    let b_at = |p: usize, j: usize| if matmul.form == Form::NT { b[j * k + p] } else { b[p * n + j] };
+    let element = |i: usize, j: usize| (0..k).map(|p| a_at(i, p) * b_at(p, j)).sum::<f64>();
+    let mut c: Vec<f64> = (0..m * n).map(|e| element(e / n, e % n)).collect();
+    let add_bias = |c: &mut [f64], bias: Vec<f64>| c.iter_mut().enumerate().for_each(|(e, c)| *c += bias[e % n]);
+    match matmul.epilogue {
+        Epilogue::Store => {}
+        Epilogue::Bias => add_bias(&mut c, call.read()),
+        Epilogue::BiasResidual => {
+            add_bias(&mut c, call.read());
+            c.iter_mut().zip(call.read()).for_each(|(c, r)| *c += r);
+        }
+        Epilogue::BiasGelu => {
+            add_bias(&mut c, call.read());
+            call.write(c.clone());
+            c.iter_mut().for_each(|c| *c = gelu(*c).0);
+        }
+        Epilogue::GeluGrad => c.iter_mut().zip(call.read()).for_each(|(c, pre)| *c *= gelu(pre).1),
+        Epilogue::Gradient(sink) => return call.sink(sink, c),
+    }
+    call.write(c);
+}
+
+/// GELU by tanh, and its derivative.
+fn gelu(x: f64) -> (f64, f64) {
+    let slope = (2.0 / std::f64::consts::PI).sqrt();
+    let t = (slope * (x + 0.044715 * x.powi(3))).tanh();
+    let inner = slope * (1.0 + 3.0 * 0.044715 * x * x);
+    (0.5 * x * (1.0 + t), 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+}
+
+/// Index arithmetic of attention: element `d` of head `h` at token `t` of sequence `s`.
+#[derive(Clone, Copy)]
+struct Heads {
+    sequences: usize,
+    context: usize,
+    width: usize,
+    heads: usize,
+}
+
+impl Heads {
+    fn new(sequences: u32, context: u32, width: u32, heads: u32) -> Heads {
+        let [sequences, context, width, heads] = [sequences, context, width, heads].map(|d| d as usize);
+        Heads { sequences, context, width, heads }
+    }
+
+    fn depth(&self) -> usize {
+        self.width / self.heads
+    }
+
+    fn scale(&self) -> f64 {
+        1.0 / (self.depth() as f64).sqrt()
+    }
+
+    /// `part`: 0 q, 1 k, 2 v.
+    fn qkv(&self, s: usize, t: usize, part: usize, h: usize) -> usize {
+        (s * self.context + t) * 3 * self.width + part * self.width + h * self.depth()
+    }
+
+    fn o(&self, s: usize, t: usize, h: usize) -> usize {
+        (s * self.context + t) * self.width + h * self.depth()
+    }
+
+    fn lse(&self, s: usize, h: usize, t: usize) -> usize {
+        (s * self.heads + h) * self.context + t
+    }
+
+    /// Every (sequence, head, query).
+    fn queries(self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let Heads { sequences, heads, context, .. } = self;
+        (0..sequences).flat_map(move |s| (0..heads).flat_map(move |h| (0..context).map(move |t| (s, h, t))))
+    }
+
+    fn score(&self, qkv: &[f64], s: usize, h: usize, query: usize, key: usize) -> f64 {
+        let (q, k) = (self.qkv(s, query, 0, h), self.qkv(s, key, 1, h));
+        (0..self.depth()).map(|d| qkv[q + d] * qkv[k + d]).sum::<f64>() * self.scale()
+    }
+}
+
+fn attention(call: &mut Call, heads: Heads) {
+    let qkv = call.read();
+    let mut o = vec![0.0; heads.sequences * heads.context * heads.width];
+    let mut lse = vec![0.0; heads.sequences * heads.heads * heads.context];
+    for (s, h, t) in heads.queries() {
+        let scores: Vec<f64> = (0..=t).map(|key| heads.score(&qkv, s, h, t, key)).collect();
+        let log_sum = log_sum_exp(&scores);
+        lse[heads.lse(s, h, t)] = log_sum;
+        for (key, score) in scores.iter().enumerate() {
+            let v = heads.qkv(s, key, 2, h);
+            (0..heads.depth()).for_each(|d| o[heads.o(s, t, h) + d] += (score - log_sum).exp() * qkv[v + d]);
+        }
+    }
+    call.write(o);
+    call.write(lse);
+}
+
+fn attention_grad(call: &mut Call, heads: Heads) {
+    let (qkv, o, lse, d_o) = (call.read(), call.read(), call.read(), call.read());
+    let mut d_qkv = vec![0.0; qkv.len()];
+    for (s, h, t) in heads.queries() {
+        let at = heads.o(s, t, h);
+        let d_row: f64 = (0..heads.depth()).map(|d| d_o[at + d] * o[at + d]).sum();
+        for key in 0..=t {
+            let (q, k, v) = (heads.qkv(s, t, 0, h), heads.qkv(s, key, 1, h), heads.qkv(s, key, 2, h));
+            let p = (heads.score(&qkv, s, h, t, key) - lse[heads.lse(s, h, t)]).exp();
+            let d_p: f64 = (0..heads.depth()).map(|d| d_o[at + d] * qkv[v + d]).sum();
+            let d_score = p * (d_p - d_row) * heads.scale();
+            for d in 0..heads.depth() {
+                d_qkv[v + d] += p * d_o[at + d];
+                d_qkv[q + d] += d_score * qkv[k + d];
+                d_qkv[k + d] += d_score * qkv[q + d];
+            }
+        }
+    }
+    call.write(d_qkv);
+}
+
+fn cross_entropy(call: &mut Call, vocab: usize, scale: f64) {
+    let targets = call.read();
+    let logits = call.next();
+    let mut loss = 0.0;
+    for (row, target) in call.arena.cells[logits].chunks_mut(vocab).zip(targets) {
+        let log_sum = log_sum_exp(row);
+        loss += log_sum - row[target as usize];
+        for (j, cell) in row.iter_mut().enumerate() {
+            let hit = if j == target as usize { 1.0 } else { 0.0 };
+            *cell = ((*cell - log_sum).exp() - hit) * scale;
+        }
+    }
+    call.write(vec![loss, f64::NAN]);
+}
+
+fn log_sum_exp(scores: &[f64]) -> f64 {
+    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    max + scores.iter().map(|s| (s - max).exp()).sum::<f64>().ln()
+}

@@ -1,0 +1,231 @@
+//! Runs a build's instruction streams in one thread: ranks take turns, a transfer is a copy. What the runtime does, with the
+//! interpreter in place of compiled kernels.
+
+use crate::interpreter::{Arena, execute};
+use artifact::ids::StageId;
+use artifact::program::{Call, HYPER_LEN, Place, variant};
+use artifact::stream::{Op, Program};
+use model::build::Build;
+use model::kernel::OptimizerKind;
+use std::collections::{HashMap, VecDeque};
+
+/// Random numbers, 64 bits each.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// Between -1 and 1.
+    pub fn uniform(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+}
+
+/// A pipeline in one thread.
+pub struct Machine<'a> {
+    pub build: &'a Build,
+    program: &'a Program,
+    /// By rank.
+    pub arenas: Vec<Arena>,
+    optimizer: OptimizerKind,
+    /// Token ids by micro-batch: inputs and targets.
+    data: &'a dyn Fn(u64) -> (Vec<f64>, Vec<f64>),
+    /// What is under way, by sending stage and direction (true: forward).
+    transfers: HashMap<(StageId, bool), VecDeque<(u64, Vec<f64>)>>,
+    /// Summed cross-entropy by micro-batch.
+    pub losses: HashMap<u64, f64>,
+    /// Micro-batch and updates between F and B (or I), counted.
+    pub drift_max: u64,
+}
+
+impl<'a> Machine<'a> {
+    /// Parameters by name: `weight(name, element)`.
+    pub fn new(
+        build: &'a Build,
+        program: &'a Program,
+        optimizer: OptimizerKind,
+        data: &'a dyn Fn(u64) -> (Vec<f64>, Vec<f64>),
+        weight: &dyn Fn(&str, u64) -> f64,
+    ) -> Machine<'a> {
+        let mut arenas: Vec<Arena> = build.memory.iter().map(|m| Arena::new(m.total)).collect();
+        for stage in &build.stages {
+            let arena = &mut arenas[stage.rank.index()];
+            for param in &stage.params {
+                let cells = cells(&param.weight, 0);
+                (0..).zip(&mut arena.cells[cells]).for_each(|(i, cell)| *cell = weight(&param.name, i));
+                param.state.iter().for_each(|s| arena.cells[self::cells(s, 0)].fill(0.0));
+            }
+            arena.cells[cells(&stage.io.version, 0)].fill(0.0);
+        }
+        let (transfers, losses) = (HashMap::new(), HashMap::new());
+        Machine { build, program, arenas, optimizer, data, transfers, losses, drift_max: 0 }
+    }
+
+    /// Runs a segment of `updates` updates.
+    pub fn run(&mut self, updates: u64) {
+        let program = self.program;
+        let mut streams: Vec<_> = program.streams.iter().map(|s| s.segment(updates).peekable()).collect();
+        loop {
+            let mut moved = false;
+            for stream in &mut streams {
+                while let Some(&(op, stage, mb)) = stream.peek() {
+                    if !self.ready(op, stage, mb) {
+                        break;
+                    }
+                    self.instruction(op, stage, mb);
+                    stream.next();
+                    moved = true;
+                }
+            }
+            if streams.iter_mut().all(|s| s.peek().is_none()) {
+                return;
+            }
+            assert!(moved, "the streams are stuck");
+        }
+    }
+
+    fn ready(&self, op: Op, stage: StageId, mb: u64) -> bool {
+        let io = &self.build.stages[stage.index()].io;
+        let arrived = |from: StageId, forward: bool| {
+            let front = self.transfers.get(&(from, forward)).and_then(VecDeque::front);
+            front.is_some_and(|(sent, _)| *sent == mb)
+        };
+        match op {
+            Op::F if io.recv_f.is_some() => arrived(StageId(stage.0 - 1), true),
+            Op::B(_) | Op::I if io.recv_b.is_some() => arrived(StageId(stage.0 + 1), false),
+            _ => true,
+        }
+    }
+
+    fn instruction(&mut self, op: Op, id: StageId, mb: u64) {
+        let build = self.build;
+        let stage = &build.stages[id.index()];
+        let (io, bodies) = (&stage.io, &stage.bodies);
+        match op {
+            Op::F => {
+                self.receive(id, io.recv_f, StageId(id.0.wrapping_sub(1)), true, mb);
+                let (tokens, targets) = (self.data)(mb);
+                self.fill(id, io.tokens, mb, &tokens);
+                self.fill(id, io.targets, mb, &targets);
+                let version = self.word(id, &io.version, 0);
+                self.fill(id, Some(io.version_seen), mb, &[version, f64::NAN]);
+                self.body(id, &bodies.f, mb);
+                if let Some(loss) = io.loss {
+                    self.losses.insert(mb, self.word(id, &loss, mb));
+                }
+            }
+            Op::B(a) => {
+                self.receive(id, io.recv_b, StageId(id.0 + 1), false, mb);
+                self.count_drift(id, mb);
+                self.hyper(id);
+                self.body(id, &bodies.b[variant(a)], mb);
+            }
+            Op::I => {
+                self.receive(id, io.recv_b, StageId(id.0 + 1), false, mb);
+                self.count_drift(id, mb);
+                self.body(id, &bodies.i, mb);
+            }
+            Op::W(a) => {
+                self.hyper(id);
+                self.body(id, &bodies.w[variant(a)], mb);
+            }
+            Op::U => {
+                self.hyper(id);
+                self.body(id, &bodies.u, 0);
+                let version = self.word(id, &io.version, 0) + 1.0;
+                self.fill(id, Some(io.version), 0, &[version, f64::NAN]);
+            }
+            Op::SendF => self.send(id, io.send_f, true, mb),
+            Op::SendB => self.send(id, io.send_b, false, mb),
+            Op::RecvF | Op::RecvB => {}
+        }
+    }
+
+    fn arena(&mut self, stage: StageId) -> &mut Arena {
+        &mut self.arenas[self.build.stages[stage.index()].rank.index()]
+    }
+
+    fn word(&self, stage: StageId, place: &Place, mb: u64) -> f64 {
+        self.arenas[self.build.stages[stage.index()].rank.index()].cells[cells(place, mb)][0]
+    }
+
+    fn fill(&mut self, stage: StageId, place: Option<Place>, mb: u64, content: &[f64]) {
+        if let Some(place) = place {
+            self.arena(stage).cells[cells(&place, mb)].copy_from_slice(content);
+        }
+    }
+
+    fn send(&mut self, stage: StageId, place: Option<Place>, forward: bool, mb: u64) {
+        let place = place.expect("a stage that sends has a slot");
+        let content = self.arena(stage).cells[cells(&place, mb)].to_vec();
+        self.transfers.entry((stage, forward)).or_default().push_back((mb, content));
+    }
+
+    fn receive(&mut self, stage: StageId, place: Option<Place>, from: StageId, forward: bool, mb: u64) {
+        if place.is_some() {
+            let (sent, content) =
+                self.transfers.get_mut(&(from, forward)).and_then(VecDeque::pop_front).expect("ready");
+            assert_eq!(sent, mb);
+            self.fill(stage, place, mb, &content);
+        }
+    }
+
+    fn count_drift(&mut self, stage: StageId, mb: u64) {
+        let io = &self.build.stages[stage.index()].io;
+        let (now, seen) = (self.word(stage, &io.version, 0), self.word(stage, &io.version_seen, mb));
+        self.drift_max = self.drift_max.max((now - seen) as u64);
+    }
+
+    fn hyper(&mut self, stage: StageId) {
+        let io = &self.build.stages[stage.index()].io;
+        let step = self.word(stage, &io.version, 0) as i32 + 1;
+        let (lr, decay) = (1e-2, 0.1);
+        let vector = |decay: f64| -> [f64; HYPER_LEN] {
+            match self.optimizer {
+                OptimizerKind::AdamW => {
+                    let (b1, b2) = (0.9f64, 0.95f64);
+                    let corrected = lr / (1.0 - b1.powi(step));
+                    [b1, 1.0 - b1, b2, 1.0 - b2, 1.0 / (1.0 - b2.powi(step)), 1e-8, corrected, 1.0 - lr * decay]
+                }
+                OptimizerKind::Sgd => [0.9, 0.0, 0.0, 0.0, 0.0, 0.0, lr, 1.0 - lr * decay],
+            }
+        };
+        let both = [vector(decay), vector(0.0)].concat();
+        self.fill(stage, Some(io.hyper), 0, &both);
+    }
+
+    fn body(&mut self, stage: StageId, calls: &[Call], mb: u64) {
+        let build = self.build;
+        let arena = self.arena(stage);
+        for call in calls {
+            let args: Vec<_> = call.args.iter().map(|p| cells(p, mb)).collect();
+            execute(&build.kernels[call.kernel as usize].op, arena, &args);
+        }
+    }
+
+    /// Every parameter's gradient accumulator, by name.
+    pub fn gradients(&self) -> HashMap<String, Vec<f64>> {
+        self.collect(|p| p.gradient)
+    }
+
+    /// Every parameter's weight, by name.
+    pub fn weights(&self) -> HashMap<String, Vec<f64>> {
+        self.collect(|p| Some(p.weight))
+    }
+
+    fn collect(&self, which: impl Fn(&artifact::program::Param) -> Option<Place>) -> HashMap<String, Vec<f64>> {
+        let stages = self.build.stages.iter();
+        let params = stages.flat_map(|s| s.params.iter().map(move |p| (s.rank, p)));
+        let found = params.filter_map(|(rank, p)| which(p).map(|place| (rank, p.name.clone(), place)));
+        found.map(|(rank, name, place)| (name, self.arenas[rank.index()].cells[cells(&place, 0)].to_vec())).collect()
+    }
+}
+
+fn cells(place: &Place, mb: u64) -> std::ops::Range<usize> {
+    Arena::range(place.at(mb), place.bytes)
+}

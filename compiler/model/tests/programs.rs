@@ -1,0 +1,69 @@
+//! Instruction streams written by hand: all forward passes of an update, then all backward passes, then the update.
+
+use artifact::ids::{RankId, StageId};
+use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
+
+/// `stages` stages on as many ranks, `k` micro-batches an update; with `split`, I and W apart, all W after all I.
+pub fn flush(stages: u32, k: u32, split: bool) -> Program {
+    on_ranks(&(0..stages).collect::<Vec<_>>(), stages, k, split)
+}
+
+/// [`flush`] with the rank of each stage given.
+pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Program {
+    let count = rank_of_stage.len() as u32;
+    let stages_of = |rank: u32| (0..count).filter(move |&s| rank_of_stage[s as usize] == rank);
+    let stream = |rank: u32| {
+        let mut period = Vec::new();
+        for stage in stages_of(rank) {
+            (0..k).for_each(|mb| forward(&mut period, stage, count, mb));
+        }
+        for stage in stages_of(rank).collect::<Vec<_>>().into_iter().rev() {
+            (0..k).for_each(|mb| backward(&mut period, stage, count, mb, k, split));
+            if split {
+                (0..k).for_each(|mb| push(&mut period, Op::W(accumulation(mb, k)), stage, mb));
+            }
+        }
+        stages_of(rank).for_each(|stage| push(&mut period, Op::U, stage, 0));
+        Stream { prologue: Vec::new(), period, microbatches: k, updates: 1 }
+    };
+    Program {
+        streams: (0..ranks).map(stream).collect(),
+        rank_of_stage: rank_of_stage.iter().map(|&r| RankId(r)).collect(),
+        rings: (0..count).map(|s| rings(s, count, k)).collect(),
+        accumulate: k,
+    }
+}
+
+fn rings(stage: u32, count: u32, k: u32) -> RingSizes {
+    let (first, last) = (stage == 0, stage + 1 == count);
+    let unless = |absent: bool, slots: u32| if absent { 0 } else { slots };
+    RingSizes { stash: k, recv_f: k, send_f: unless(last, 2), recv_b: unless(last, k), send_b: unless(first, 2) }
+}
+
+fn accumulation(mb: u32, k: u32) -> Accumulation {
+    Accumulation { first: mb == 0, last: mb + 1 == k }
+}
+
+fn push(list: &mut Vec<Instr>, op: Op, stage: u32, mb: u32) {
+    list.push(Instr { op, stage: StageId(stage), mb });
+}
+
+fn forward(list: &mut Vec<Instr>, stage: u32, count: u32, mb: u32) {
+    if stage > 0 {
+        push(list, Op::RecvF, stage, mb);
+    }
+    push(list, Op::F, stage, mb);
+    if stage + 1 < count {
+        push(list, Op::SendF, stage, mb);
+    }
+}
+
+fn backward(list: &mut Vec<Instr>, stage: u32, count: u32, mb: u32, k: u32, split: bool) {
+    if stage + 1 < count {
+        push(list, Op::RecvB, stage, mb);
+    }
+    push(list, if split { Op::I } else { Op::B(accumulation(mb, k)) }, stage, mb);
+    if stage > 0 {
+        push(list, Op::SendB, stage, mb);
+    }
+}

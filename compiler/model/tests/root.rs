@@ -1,0 +1,9 @@
+//! Integration tests of the model crate: one binary.
+
+mod builds;
+mod gradients;
+mod interpreter;
+mod machine;
+mod partitions;
+mod programs;
+mod temporaries;
