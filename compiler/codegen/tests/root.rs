@@ -2,4 +2,5 @@
 
 mod call;
 mod harness;
+mod infrastructure;
 mod update;
