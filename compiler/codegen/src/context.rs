@@ -3,6 +3,7 @@
 use crate::error::CodegenError;
 use crate::sched;
 use melior::Context;
+use melior::diagnostic::Diagnostic;
 use melior::dialect::DialectRegistry;
 use melior::ir::Module;
 use melior::pass::PassManager;
@@ -17,7 +18,36 @@ const MESSAGE_BYTES_MAX: usize = 16 * 1024;
 /// A context for one thread. IR that is parsed in it borrows `mlir`.
 pub struct CodegenContext {
     pub mlir: Context,
-    messages: Arc<Mutex<String>>,
+    report: Arc<Mutex<Report>>,
+}
+
+/// What MLIR said about the text that was parsed last.
+#[derive(Default)]
+struct Report {
+    messages: String,
+    /// Locations of what is derived from the text point into it.
+    text: String,
+}
+
+impl Report {
+    fn add(&mut self, diagnostic: &Diagnostic) {
+        if self.messages.len() >= MESSAGE_BYTES_MAX {
+            return;
+        }
+        let location = diagnostic.location().to_string();
+        self.messages += &format!("{location}: {diagnostic}\n");
+        if let Some(line) = line_number(&location).and_then(|n| self.text.lines().nth(n.checked_sub(1)?)) {
+            self.messages += &format!("  | {}\n", line.trim());
+        }
+        for note in (0..diagnostic.note_count()).filter_map(|i| diagnostic.note(i).ok()) {
+            self.messages += &format!("  note: {note}\n");
+        }
+    }
+}
+
+/// The line in a location such as `loc("-":12:3)`.
+fn line_number(location: &str) -> Option<usize> {
+    location.split_once("\"-\":")?.1.split(':').next()?.parse().ok()
 }
 
 impl CodegenContext {
@@ -29,19 +59,13 @@ impl CodegenContext {
         let mlir = Context::new_with_registry(&registry, false);
         mlir.load_all_available_dialects();
         register_all_llvm_translations(&mlir);
-        let messages = Arc::new(Mutex::new(String::new()));
-        let sink = Arc::clone(&messages);
+        let report = Arc::new(Mutex::new(Report::default()));
+        let handled = Arc::clone(&report);
         mlir.attach_diagnostic_handler(move |diagnostic| {
-            let mut text = lock(&sink);
-            if text.len() < MESSAGE_BYTES_MAX {
-                text.push_str(&format!("{}: {diagnostic}\n", diagnostic.location()));
-                for note in (0..diagnostic.note_count()).filter_map(|i| diagnostic.note(i).ok()) {
-                    text.push_str(&format!("  note: {note}\n"));
-                }
-            }
+            lock(&handled).add(&diagnostic);
             true
         });
-        let context = Self { mlir, messages };
+        let context = Self { mlir, report };
         context.load_sched()?;
         Ok(context)
     }
@@ -52,8 +76,9 @@ impl CodegenContext {
         if load_irdl_dialects(&dialect) { Ok(()) } else { Err(self.error("sched dialect", "load")) }
     }
 
-    /// Parses a module.
+    /// Parses a module. Diagnostics from before are forgotten.
     pub fn parse(&self, subject: &str, step: &'static str, text: &str) -> Result<Module<'_>, CodegenError> {
+        *lock(&self.report) = Report { messages: String::new(), text: text.into() };
         Module::parse(&self.mlir, text).ok_or_else(|| self.error(subject, step))
     }
 
@@ -73,10 +98,10 @@ impl CodegenContext {
 
     /// An error with the diagnostics so far.
     pub fn error(&self, subject: &str, step: &'static str) -> CodegenError {
-        CodegenError::new(subject, step, std::mem::take(&mut *lock(&self.messages)))
+        CodegenError::new(subject, step, std::mem::take(&mut lock(&self.report).messages))
     }
 }
 
-fn lock(messages: &Mutex<String>) -> MutexGuard<'_, String> {
-    messages.lock().expect("nothing panics while it holds the lock")
+fn lock(report: &Mutex<Report>) -> MutexGuard<'_, Report> {
+    report.lock().expect("nothing panics while it holds the lock")
 }

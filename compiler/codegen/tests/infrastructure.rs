@@ -126,6 +126,7 @@ fn errors_carry_mlirs_words() {
         compile_text("func.func @kernel(%x: memref<1xf32>) { \"no.such\"() : () -> () return }", 0).unwrap_err();
     assert_eq!((error.subject.as_str(), error.step), ("kernel", "parse"));
     assert!(error.message.contains("unregistered dialect"), "{error}");
+    assert!(error.message.contains("| func.func @kernel"), "the line is shown: {error}");
     assert!(error.to_string().contains("please report"), "{error}");
     let strategy = "transform.named_sequence @__transform_main(%m: !transform.any_op) {
   %f = transform.structured.match ops{[\"func.func\"]} in %m : (!transform.any_op) -> !transform.any_op
