@@ -1,0 +1,45 @@
+# make demo   installs what is missing, builds, trains a small GPT on this project's own text
+# make test   the same, and runs every test
+.PHONY: help setup build demo test sweep bench bench-torch golden bless
+
+SHELL := bash
+CARGO ?= cargo
+PYTHON ?= python3
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+RELEASE := $(TARGET)/release/paceline
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup:
+	@scripts/setup.sh
+
+build: setup
+	$(CARGO) build --release --locked
+
+demo: build
+	scripts/demo.sh $(RELEASE)
+
+test: setup
+	scripts/no_llvm.sh
+	$(CARGO) test --workspace --locked
+
+# make sweep  the long tests too: many shapes, many mutated specs
+sweep: setup
+	$(CARGO) test --workspace --locked --release -- --include-ignored
+
+# make bench  times check, compile and training of examples/bench-gpt.pace
+bench: build
+	scripts/bench.sh $(RELEASE)
+
+# make bench-torch  the same, in turn with PyTorch (PYTHON=... names one with torch and numpy)
+bench-torch: build
+	scripts/bench.sh $(RELEASE) $(PYTHON)
+
+# make golden  rewrites tests/golden (PYTHON=... as above)
+golden:
+	$(PYTHON) scripts/golden.py
+
+# make bless  accepts changed snapshots; read them with git diff before committing
+bless: setup
+	INSTA_UPDATE=always $(CARGO) test --workspace --locked
