@@ -1,0 +1,127 @@
+//! A rank's compute instructions, before transfers: a beginning and what repeats.
+
+use crate::order::Act;
+use artifact::stream::{Accumulation, Op};
+use dsl::schedule::Action;
+use std::collections::VecDeque;
+
+/// One compute instruction. `mb` is the update for `U`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Item {
+    pub op: Op,
+    pub mb: u64,
+}
+
+/// What a rank computes; every repetition of `period` handles `microbatches` more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Line {
+    pub prologue: Vec<Item>,
+    pub period: Vec<Item>,
+    pub microbatches: u64,
+    pub updates: u64,
+    /// Whether a repetition begins and ends by itself.
+    pub flush: bool,
+}
+
+impl Line {
+    /// One flush: all updates at its end.
+    pub fn flush(acts: &[Act], accumulate: u64) -> Line {
+        let mut period: Vec<Item> = acts.iter().map(|act| item(act, accumulate)).collect();
+        period.push(Item { op: Op::U, mb: 0 });
+        Line { prologue: Vec::new(), period, microbatches: accumulate, updates: 1, flush: true }
+    }
+
+    /// A run without end: an update right after the last weight gradient that it needs.
+    pub fn local(prologue: &[Act], period: &[Act], microbatches: u64, accumulate: u64) -> Line {
+        let place = |acts: &[Act]| {
+            let mut items = Vec::with_capacity(acts.len() + acts.len() / accumulate as usize);
+            for act in acts {
+                let done = item(act, accumulate);
+                items.push(done);
+                if let Op::B(a) | Op::W(a) = done.op
+                    && a.last
+                {
+                    items.push(Item { op: Op::U, mb: done.mb / accumulate });
+                }
+            }
+            items
+        };
+        let (prologue, period) = (place(prologue), place(period));
+        let mut line = Line { prologue, period, microbatches, updates: microbatches / accumulate, flush: false };
+        line.shorten();
+        line
+    }
+
+    /// Moves the repeating part as far to the front as it goes: what the prologue ends with may be the period's end already.
+    fn shorten(&mut self) {
+        let mut period = VecDeque::from(std::mem::take(&mut self.period));
+        while let (Some(before), Some(last)) = (self.prologue.last(), period.back()) {
+            let step = if last.op == Op::U { self.updates } else { self.microbatches };
+            if before.op != last.op || before.mb + step != last.mb {
+                break;
+            }
+            period.push_front(*before);
+            period.pop_back();
+            self.prologue.pop();
+        }
+        self.period = period.into();
+    }
+
+    /// The instructions up to the end of so many repetitions, with absolute numbers.
+    pub fn run(&self, repetitions: u64) -> impl Iterator<Item = Item> + '_ {
+        let later = move |n: u64| {
+            self.period.iter().map(move |i| {
+                let step = if i.op == Op::U { self.updates } else { self.microbatches };
+                Item { op: i.op, mb: i.mb + n * step }
+            })
+        };
+        self.prologue.iter().copied().chain((0..repetitions).flat_map(later))
+    }
+
+    /// Repetitions after which everything that the first one began has ended.
+    fn repetitions(&self) -> u64 {
+        let lead = self.period.iter().filter(|i| i.op != Op::U).map(|i| i.mb / self.microbatches).max();
+        lead.unwrap_or(0) + 2
+    }
+
+    /// Slots that a ring needs when `claim` takes one and `release`, in the same order of micro-batches, gives it back.
+    pub fn slots(&self, claim: impl Fn(Op) -> bool, release: impl Fn(Op) -> bool) -> u32 {
+        let (mut released, mut most) = (0, 0);
+        for i in self.run(self.repetitions()) {
+            if claim(i.op) {
+                most = most.max(i.mb + 1 - released);
+            }
+            if release(i.op) {
+                released = i.mb + 1;
+            }
+        }
+        most as u32
+    }
+}
+
+fn item(act: &Act, accumulate: u64) -> Item {
+    let of_update = act.mb % accumulate;
+    let accumulation = Accumulation { first: of_update == 0, last: of_update + 1 == accumulate };
+    let op = match act.action {
+        Action::F => Op::F,
+        Action::B => Op::B(accumulation),
+        Action::I => Op::I,
+        Action::W => Op::W(accumulation),
+    };
+    Item { op, mb: act.mb }
+}
+
+/// F.
+pub fn forward(op: Op) -> bool {
+    op == Op::F
+}
+
+/// B or I.
+pub fn input_gradient(op: Op) -> bool {
+    matches!(op, Op::B(_) | Op::I)
+}
+
+/// B or W.
+pub fn weight_gradient(op: Op) -> bool {
+    matches!(op, Op::B(_) | Op::W(_))
+}

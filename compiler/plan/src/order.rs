@@ -1,0 +1,402 @@
+//! A schedule's order program performed on one rank.
+//!
+//! # Meaning
+//!
+//! See [`dsl::schedule`] for what phases mean. With a flush the program is finite. With local updates the run has no known length: the first
+//! `repeat` (or `drain`) that always has something to do never ends, and what comes before it is finite. Its
+//! conditions repeat from some round on ([`crate::expr`]), so the sequence of its actions does too, and so many rounds as give
+//! every action kind the same number of micro-batches are the steady state.
+//!
+//! Nothing here runs for ever, whatever the expressions: actions have a budget, and rounds that do nothing are counted.
+
+use crate::Shape;
+use crate::expr::{self, Cycle, Fault, Scope};
+use dsl::diag::{Diagnostic, Span};
+use dsl::schedule::{Action, Backward, Expr, Phase, PhaseKind, Schedule, Step};
+
+/// Most actions of all ranks that are expanded.
+pub const ACTIONS_MAX: u64 = 1 << 22;
+
+/// Most rounds in a row that do nothing.
+const IDLE_ROUNDS_MAX: u64 = 1 << 16;
+
+/// One action, and the step of the schedule that it comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Act {
+    pub action: Action,
+    pub mb: u64,
+    /// Index of the phase, index of the step in it.
+    pub origin: (u32, u32),
+}
+
+/// A warm-up that found fewer micro-batches than it asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShortWarmup {
+    pub span: Span,
+    pub rank: u32,
+    pub asked: i64,
+    pub performed: u64,
+}
+
+/// What one rank does in a finite run.
+#[derive(Clone, Debug, Default)]
+pub struct Finite {
+    pub acts: Vec<Act>,
+    pub short: Option<ShortWarmup>,
+}
+
+/// What one rank does in a run without end.
+pub struct Unbounded<'a> {
+    walk: Walk<'a>,
+    phase: &'a Phase,
+    phase_index: u32,
+    round: i64,
+    /// Rounds of a steady turn.
+    rounds: i64,
+    /// Micro-batches of a steady turn.
+    pub turn: u64,
+}
+
+/// Performs the order of `rank` for `microbatches` micro-batches, which must be all.
+///
+/// # Errors
+/// Diagnostics of the first fault.
+pub fn finite(
+    schedule: &Schedule,
+    shape: &Shape,
+    rank: u32,
+    microbatches: u64,
+    budget: &mut u64,
+) -> Result<Finite, Diagnostic> {
+    let mut walk = Walk::new(schedule, shape, rank, Some(microbatches));
+    walk.budget = *budget;
+    let mut short = None;
+    for (index, phase) in schedule.order.iter().enumerate() {
+        let index = index as u32;
+        match &phase.kind {
+            PhaseKind::Warmup(count) => {
+                let (asked, performed) = walk.warmup(phase, index, count)?;
+                if performed < asked.max(0) as u64 && short.is_none() {
+                    short = Some(ShortWarmup { span: phase.span.clone(), rank, asked, performed });
+                }
+            }
+            PhaseKind::Repeat => {
+                walk.must_run(phase)?;
+                let mut round = 0;
+                while phase.body.iter().any(|step| step.when.is_none() && walk.left(step.action)) {
+                    walk.round(phase, index, round)?;
+                    round += 1;
+                }
+            }
+            PhaseKind::Drain => walk.drain(phase, index)?,
+        }
+    }
+    walk.complete(microbatches)?;
+    *budget = walk.budget;
+    Ok(Finite { acts: walk.acts, short })
+}
+
+/// Performs the order of `rank` up to its steady state.
+///
+/// # Errors
+/// The first fault.
+pub fn unbounded<'a>(
+    schedule: &'a Schedule,
+    shape: &Shape,
+    rank: u32,
+    budget: u64,
+) -> Result<Unbounded<'a>, Diagnostic> {
+    let mut walk = Walk::new(schedule, shape, rank, None);
+    walk.budget = budget;
+    for (index, phase) in schedule.order.iter().enumerate() {
+        let index = index as u32;
+        match &phase.kind {
+            PhaseKind::Warmup(count) => {
+                walk.warmup(phase, index, count)?;
+            }
+            PhaseKind::Repeat => {
+                walk.must_run(phase)?;
+                return steady(walk, phase, index);
+            }
+            PhaseKind::Drain if phase.body.is_empty() => {}
+            PhaseKind::Drain => return steady(walk, phase, index),
+        }
+    }
+    Err(fault(schedule, "P0306", &schedule.span, "the order ends, but with `update local` the run does not")
+        .note("with `update local` the order is performed once for the whole run, whatever its length")
+        .help("put the steady state in `repeat { … }`"))
+}
+
+fn steady<'a>(mut walk: Walk<'a>, phase: &'a Phase, phase_index: u32) -> Result<Unbounded<'a>, Diagnostic> {
+    let mut cycle = Cycle::CONSTANT;
+    for step in &phase.body {
+        if let Some(cond) = &step.when {
+            let found = expr::cycle(cond, &walk.scope).and_then(|found| cycle.and(found));
+            cycle = found.map_err(|f| walk.expression(f, &step.span))?;
+        }
+    }
+    for round in 0..cycle.from {
+        walk.round(phase, phase_index, round)?;
+    }
+    let mut trial = walk.clone();
+    for round in cycle.from..cycle.from + cycle.period {
+        trial.round(phase, phase_index, round)?;
+    }
+    let gained: Vec<(Action, u64)> = walk.kinds().iter().map(|a| (*a, trial.done(*a) - walk.done(*a))).collect();
+    let turn = gained[0].1;
+    if turn == 0 || gained.iter().any(|(_, count)| *count != turn) {
+        let counts: Vec<String> = gained.iter().map(|(a, count)| format!("{count} {}", name(*a))).collect();
+        let rounds =
+            if cycle.period == 1 { "each round runs".into() } else { format!("every {} rounds run", cycle.period) };
+        return Err(fault(walk.schedule, "P0306", &phase.span, "this never comes to a steady state")
+            .here(format!("{rounds} {}", counts.join(" and ")))
+            .note(format!("on rank {}; in a run without end each micro-batch needs one of each", walk.scope.rank))
+            .help(format!("run {} equally often", list(walk.kinds()))));
+    }
+    Ok(Unbounded { walk, phase, phase_index, round: cycle.from, rounds: cycle.period, turn })
+}
+
+impl Unbounded<'_> {
+    /// The actions before the steady state, and those of the next `turns` turns of it.
+    ///
+    /// # Errors
+    /// When that is too much.
+    pub fn take(mut self, turns: u64) -> Result<(Vec<Act>, Vec<Act>, u64), Diagnostic> {
+        let begin = self.walk.acts.len();
+        for _ in 0..turns {
+            for _ in 0..self.rounds {
+                self.walk.round(self.phase, self.phase_index, self.round)?;
+                self.round += 1;
+            }
+        }
+        let period = self.walk.acts.split_off(begin);
+        Ok((self.walk.acts, period, self.walk.budget))
+    }
+
+    /// Whether the end of a run may differ from its steady state with the used-up steps skipped: what the conditions left over
+    /// is then done by later phases.
+    pub fn may_end_otherwise(&self) -> bool {
+        self.phase.kind == PhaseKind::Repeat && self.phase.body.iter().any(|step| step.when.is_some())
+    }
+
+    /// The phase that never ends.
+    pub fn span(&self) -> &Span {
+        &self.phase.span
+    }
+}
+
+#[derive(Clone)]
+struct Walk<'a> {
+    schedule: &'a Schedule,
+    scope: Scope,
+    limit: Option<u64>,
+    /// Done so far of F, B, I, W.
+    done: [u64; 4],
+    acts: Vec<Act>,
+    budget: u64,
+}
+
+impl<'a> Walk<'a> {
+    fn new(schedule: &'a Schedule, shape: &Shape, rank: u32, limit: Option<u64>) -> Self {
+        let flush = schedule.update == dsl::schedule::Update::Flush;
+        let scope = Scope {
+            ranks: i64::from(shape.ranks),
+            rank: i64::from(rank),
+            microbatches: limit.filter(|_| flush).and_then(|m| i64::try_from(m).ok()),
+            accumulate: i64::from(shape.accumulate),
+            round: None,
+        };
+        Walk { schedule, scope, limit, done: [0; 4], acts: Vec::new(), budget: 0 }
+    }
+
+    fn kinds(&self) -> &'static [Action] {
+        match self.schedule.backward {
+            Backward::Whole => &[Action::F, Action::B],
+            Backward::Split => &[Action::F, Action::I, Action::W],
+        }
+    }
+
+    fn done(&self, action: Action) -> u64 {
+        self.done[action as usize]
+    }
+
+    fn left(&self, action: Action) -> bool {
+        self.limit.is_none_or(|limit| self.done(action) < limit)
+    }
+
+    /// Rounds asked for and performed; the rest found nothing left.
+    fn warmup(&mut self, phase: &Phase, index: u32, count: &Expr) -> Result<(i64, u64), Diagnostic> {
+        let asked = expr::value(count, &self.scope).map_err(|f| self.expression(f, &phase.span))?;
+        let (mut performed, mut idle) = (0, 0);
+        for round in 0..asked.max(0) {
+            if !phase.body.iter().any(|step| self.left(step.action)) {
+                break;
+            }
+            idle = if self.round(phase, index, round)? { 0 } else { idle + 1 };
+            self.progress(phase, idle)?;
+            performed += 1;
+        }
+        Ok((asked, performed))
+    }
+
+    fn drain(&mut self, phase: &Phase, index: u32) -> Result<(), Diagnostic> {
+        let (mut round, mut idle) = (0, 0);
+        while phase.body.iter().any(|step| self.left(step.action)) {
+            idle = if self.round(phase, index, round)? { 0 } else { idle + 1 };
+            self.progress(phase, idle)?;
+            round += 1;
+        }
+        Ok(())
+    }
+
+    fn progress(&self, phase: &Phase, idle: u64) -> Result<(), Diagnostic> {
+        if idle < IDLE_ROUNDS_MAX {
+            return Ok(());
+        }
+        Err(fault(self.schedule, "P0304", &phase.span, "this makes no progress")
+            .here(format!("{idle} rounds in a row performed nothing on rank {}", self.scope.rank))
+            .help("make its conditions hold sooner, or leave `when` out"))
+    }
+
+    fn must_run(&self, phase: &Phase) -> Result<(), Diagnostic> {
+        if phase.body.iter().any(|step| step.when.is_none()) {
+            return Ok(());
+        }
+        Err(fault(self.schedule, "P0304", &phase.span, "this `repeat` runs no round")
+            .here("every step has a `when`")
+            .note("`repeat` ends when no step without a `when` has a micro-batch left: here that is at once")
+            .help("use `drain { … }`, or give one step no `when`"))
+    }
+
+    /// One round of a phase; whether it performed anything.
+    fn round(&mut self, phase: &Phase, index: u32, round: i64) -> Result<bool, Diagnostic> {
+        let scope = Scope { round: Some(round), ..self.scope };
+        let before = self.acts.len();
+        self.spend(&phase.span)?;
+        for (number, step) in phase.body.iter().enumerate() {
+            let due = match &step.when {
+                Some(cond) => expr::holds(cond, &scope).map_err(|f| self.expression(f, &step.span))?,
+                None => true,
+            };
+            if due && self.left(step.action) {
+                self.perform(step, (index, number as u32))?;
+            }
+        }
+        Ok(self.acts.len() > before)
+    }
+
+    fn perform(&mut self, step: &Step, origin: (u32, u32)) -> Result<(), Diagnostic> {
+        let action = step.action;
+        let needs = match (action, self.schedule.backward) {
+            (Action::F, _) => None,
+            (Action::B, Backward::Whole) | (Action::I, Backward::Split) => Some(Action::F),
+            (Action::W, Backward::Split) => Some(Action::I),
+            _ => return Err(self.wrong_kind(step)),
+        };
+        let mb = self.done(action);
+        if let Some(needed) = needs.filter(|needed| self.done(*needed) <= mb) {
+            let (now, before) = (name(action), name(needed));
+            return Err(fault(self.schedule, "P0301", &step.span, format!("{now} comes before its {before}"))
+                .here(format!(
+                    "on rank {} this runs {now} of micro-batch {mb}, whose {before} has not run",
+                    self.scope.rank
+                ))
+                .note(format!("so far the rank ran {} F, {} of micro-batches 0..{mb}", self.done(Action::F), now))
+                .help(format!("run {before} first, for example in `warmup`")));
+        }
+        self.spend(&step.span)?;
+        self.done[action as usize] += 1;
+        self.acts.push(Act { action, mb, origin });
+        Ok(())
+    }
+
+    fn spend(&mut self, span: &Span) -> Result<(), Diagnostic> {
+        self.budget = self.budget.checked_sub(1).ok_or_else(|| too_large(self.schedule, span))?;
+        Ok(())
+    }
+
+    fn wrong_kind(&self, step: &Step) -> Diagnostic {
+        let (kind, written) = match self.schedule.backward {
+            Backward::Whole => ("whole", "B"),
+            Backward::Split => ("split", "I and W"),
+        };
+        fault(
+            self.schedule,
+            "P0309",
+            &step.span,
+            format!("{} does not exist with `backward {kind}`", name(step.action)),
+        )
+        .here(format!("the backward pass is {written}"))
+        .help(match self.schedule.backward {
+            Backward::Whole => "write `backward split`, or run B",
+            Backward::Split => "write `backward whole`, or run I and W",
+        })
+    }
+
+    fn complete(&self, microbatches: u64) -> Result<(), Diagnostic> {
+        let missing: Vec<String> = self
+            .kinds()
+            .iter()
+            .filter(|action| self.left(**action))
+            .map(|action| format!("{} of {}", microbatches - self.done(*action), name(*action)))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let names = missing.join(" and ");
+        Err(fault(self.schedule, "P0302", &self.schedule.span, "the order leaves micro-batches out")
+            .here(format!("on rank {}: {names} never run, of {microbatches} micro-batches", self.scope.rank))
+            .help(format!("end with `drain {{ … }}` of {}", list(self.kinds()))))
+    }
+
+    fn expression(&self, fault_found: Fault, span: &Span) -> Diagnostic {
+        let with = |code, message: &str| fault(self.schedule, code, span, message);
+        let rank = format!("on rank {}", self.scope.rank);
+        match fault_found {
+            Fault::DivisionByZero => with("P0303", "this divides by zero").here(rank),
+            Fault::Overflow => with("P0303", "this is larger than any number of micro-batches").here(rank),
+            Fault::NoRound => with("P0303", "`n` has no value here")
+                .here("n counts the rounds of a phase")
+                .help("use n in a `when` only"),
+            Fault::NoLength => with("P0303", "`M` has no value here")
+                .here("the run has no known length")
+                .note("with `update local` the order is performed once for the whole run, whatever its length")
+                .help("use K, the micro-batches of one update"),
+            Fault::NotPeriodic => with("P0307", "this condition never comes to a steady state")
+                .note("in a run without end a condition must repeat after finitely many rounds")
+                .help("compare sums, and multiples or quotients by constants, of n"),
+        }
+    }
+}
+
+/// Refuses what would not be expanded in reasonable time and memory.
+pub fn too_large(schedule: &Schedule, span: &Span) -> Diagnostic {
+    fault(schedule, "P0305", span, format!("the schedule has more than {ACTIONS_MAX} actions"))
+        .note("one repetition on all ranks is written out and proved, action by action")
+        .help("use fewer ranks, a smaller accumulate, or a shorter warm-up")
+}
+
+/// An error at a place in the schedule.
+pub fn fault(schedule: &Schedule, code: &'static str, span: &Span, message: impl Into<String>) -> Diagnostic {
+    let mut diagnostic = Diagnostic::error(code, span.clone(), message);
+    diagnostic.labels[0].library = schedule.library.then(|| schedule.name.clone());
+    diagnostic
+}
+
+/// The letter of an action.
+pub fn name(action: Action) -> &'static str {
+    match action {
+        Action::F => "F",
+        Action::B => "B",
+        Action::I => "I",
+        Action::W => "W",
+    }
+}
+
+fn list(actions: &[Action]) -> String {
+    let names: Vec<&str> = actions.iter().map(|a| name(*a)).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}

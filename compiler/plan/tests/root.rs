@@ -1,0 +1,4 @@
+//! Integration tests of the plan crate.
+
+mod grids;
+mod make;
