@@ -1,1 +1,3 @@
 //! Integration tests of the command line: one binary, a module per topic.
+
+mod tidy;
