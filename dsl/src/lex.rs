@@ -78,15 +78,24 @@ pub fn lex(text: &str) -> (Vec<Token<'_>>, Vec<Diagnostic>) {
 }
 
 fn unknown(token: &Token<'_>) -> Diagnostic {
-    let shown: String = token.text.chars().take(12).flat_map(char::escape_default).collect();
+    let shown: String = token.text.chars().take(24).flat_map(printable).collect();
     let found = Diagnostic::error("P0102", token.span.clone(), format!("`{shown}` is not part of the language"));
-    if token.text.starts_with(['"', '\'']) {
-        return found.help("names are written without quotes");
+    let inside = token.text.trim_matches(['"', '\'', '“', '”']);
+    match token.text.chars().next() {
+        Some('"' | '\'' | '“' | '”') if word(inside).is_ok_and(|(rest, _)| rest.is_empty()) => {
+            found.help(format!("names are written without quotes: `{inside}`"))
+        }
+        Some('"' | '\'' | '“' | '”') => found.help("names are written without quotes"),
+        Some('#') => found.help("comments start with `//`"),
+        _ => found.help("remove it; text that is not meant for the compiler goes into a comment: `// …`"),
     }
-    if token.text.starts_with('#') {
-        return found.help("comments start with `//`");
-    }
-    found.help("remove it; text that is not meant for the compiler goes into a comment: `// …`")
+}
+
+/// The character, or its code where it could not be seen.
+fn printable(c: char) -> impl Iterator<Item = char> {
+    let hidden = c.is_control() || c.is_whitespace() || ('\u{200b}'..='\u{200f}').contains(&c) || c == '\u{feff}';
+    let code = hidden.then(|| c.escape_unicode());
+    code.into_iter().flatten().chain((!hidden).then_some(c))
 }
 
 fn too_deep(token: &Token<'_>) -> Diagnostic {

@@ -5,6 +5,7 @@
 
 pub mod ast;
 pub mod diag;
+mod explain;
 mod lex;
 pub mod library;
 mod parse;
@@ -13,6 +14,7 @@ pub mod schedule;
 pub mod spec;
 mod suggest;
 
+pub use explain::{codes, explain};
 pub use parse::parse;
 pub use resolve::{Set, resolve};
 

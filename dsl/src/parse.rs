@@ -20,8 +20,9 @@ pub fn parse(text: &str) -> (ast::File, Vec<Diagnostic>) {
     let (tokens, found) = lex(text);
     let mut reader = Reader { rest: &tokens, last: 0..0, found };
     let mut file = ast::File { len: text.len(), ..Default::default() };
+    // What lies beyond a cut at the depth limit may hold anything.
+    file.broken = reader.cut();
     reader.file(&mut file);
-    file.broken |= !reader.found.is_empty() && file.items.is_empty();
     (file, reader.found)
 }
 
@@ -75,14 +76,31 @@ impl Fault {
         match (&self.special, &self.expected[..]) {
             (Some((_, message)), _) => message.clone(),
             (None, []) => format!("{} can't stand here", self.found),
-            (None, [only]) => format!("expected {only}, found {}", self.found),
-            (None, [head @ .., last]) => format!("expected {} or {last}, found {}", head.join(", "), self.found),
+            (None, expected) => format!("expected {}, found {}", either_of(expected), self.found),
         }
     }
 
     fn diagnostic(self) -> Diagnostic {
         let code = self.special.as_ref().map_or("P0101", |(code, _)| code);
-        Diagnostic::error(code, self.span.clone(), self.message())
+        let help = self.help();
+        Diagnostic::error(code, self.span.clone(), self.message()).help(help)
+    }
+
+    fn help(&self) -> String {
+        match (self.special.as_ref().map(|(code, _)| *code), self.expected.first().copied()) {
+            (Some("P0103"), _) => "add the closing bracket".into(),
+            (Some("P0105"), _) => "write a smaller number, if need be in a larger unit".into(),
+            (Some("P0106"), _) => "write it shorter".into(),
+            (Some("P0107"), _) => "separate entries by commas, or write each on its own line".into(),
+            (_, Some("a value")) => {
+                "a value is a number (`4`, `128 MiB`), a name (`balanced`), a list (`[…]`) or a call (`cosine(…)`)"
+                    .into()
+            }
+            (_, Some("a key" | "`=`, `<=` or `{`")) => "an entry is `key = value`, a bound `key <= value`".into(),
+            (_, Some("`{` or `=`")) => "a block is `NAME { … }`".into(),
+            (_, Some(_)) => format!("write {} here", either_of(&self.expected)),
+            (_, None) => "remove it".into(),
+        }
     }
 }
 
@@ -110,6 +128,15 @@ impl<'t> ParseError<Input<'t>> for Fault {
                 self
             }
         }
+    }
+}
+
+/// `a, b or c`
+fn either_of(names: &[&str]) -> String {
+    match names {
+        [] => String::new(),
+        [only] => (*only).into(),
+        [head @ .., last] => format!("{} or {last}", head.join(", ")),
     }
 }
 
@@ -204,10 +231,21 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Reports a fault, unless it stands on a foreign character, which the lexer has reported.
+    /// Whether the lexer stopped at the depth limit.
+    fn cut(&self) -> bool {
+        self.found.iter().any(|d| d.code == "P0106" && d.labels[0].span.start >= self.end())
+    }
+
+    /// Where the text that is read ends.
+    fn end(&self) -> usize {
+        self.peek_at(self.rest.len()).span.start
+    }
+
+    /// Reports a fault, unless it is known from the lexer: a foreign character, the end at the depth limit.
     fn fault(&mut self, fault: Fault) {
-        let known = |d: &Diagnostic| d.labels[0].span == fault.span && matches!(d.code, "P0102" | "P0106");
-        if !self.found.iter().any(known) {
+        let foreign = |d: &Diagnostic| d.code == "P0102" && d.labels[0].span == fault.span;
+        let ends = fault.left <= 1;
+        if !self.found.iter().any(foreign) && !(ends && self.cut()) {
             self.found.push(fault.diagnostic());
         }
     }

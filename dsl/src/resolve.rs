@@ -65,6 +65,8 @@ struct Items<'a> {
     require: Option<&'a Block>,
     optimizer: Option<&'a Entry>,
     schedules: Vec<Schedule>,
+    /// Names of schedules with errors.
+    broken: Vec<&'a str>,
 }
 
 fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
@@ -84,6 +86,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         model: model.as_ref().map(Option::as_ref),
         ranks: machine.as_ref().map(|m| &m.ranks),
         schedules: &items.schedules,
+        broken: &items.broken,
     };
     let pipeline = items.pipeline.and_then(|block| pipeline::pipeline(cx, block, &outer));
     let staleness = pipeline::staleness(cx, items.staleness);
@@ -121,11 +124,10 @@ fn gather<'a>(cx: &mut Context, file: &'a File) -> Items<'a> {
                 cx.report(found.help(format!("write `{keyword} {{ … }}`")));
             }
             Item::Entry(entry) => unknown_item(cx, &entry.key),
-            Item::Schedule(written) => {
-                if let Some(schedule) = lower(cx, written, false) {
-                    add_schedule(cx, &mut items.schedules, schedule, &written.name);
-                }
-            }
+            Item::Schedule(written) => match lower(cx, written, false) {
+                Some(schedule) => add_schedule(cx, &mut items.schedules, schedule, &written.name),
+                None => items.broken.push(&written.name.text),
+            },
         }
     }
     items

@@ -1,4 +1,8 @@
 //! Tests of the language from the outside: text in, specification and diagnostics out.
 
 mod examples;
+mod faults;
+mod fuzz;
+mod pages;
 mod render;
+mod specs;

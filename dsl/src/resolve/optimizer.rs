@@ -157,7 +157,7 @@ fn cosine(cx: &mut Context, name: &Name, arguments: &[Argument]) -> Option<Learn
     let end = total.and_then(|v| cx.count(v, "total", 1..=updates));
     let floor = match (floor, peak) {
         (Some(v), Some(peak)) => {
-            let found = cx.real(v, "floor", "of at least 0", |x| x >= 0.0)?;
+            let found = cx.real(v, "floor", "at least 0", |x| x >= 0.0)?;
             if found.value > peak {
                 let message = format!("the floor {} is above the peak {peak}", found.value);
                 cx.report(Diagnostic::error("P0224", found.span, message).help(format!("at most {peak}")));

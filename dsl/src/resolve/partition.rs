@@ -167,7 +167,16 @@ fn covers(cx: &mut Context, value: &Value, line: &Line, pieces: &[&Piece]) -> bo
         let message = format!("the partition leaves out {}", names.join(", "));
         let found = Diagnostic::error("P0220", value.span.clone(), message);
         let found = found.note("layers that no stage holds would be dropped from the model");
-        cx.report(found.help(format!("add {} where it belongs", names.join(", "))));
+        let last = missing.last().map_or(0, |run| run.end);
+        cx.report(match &missing[..] {
+            [_] if (last as usize) < seen.len() => {
+                found.help(format!("add {} before {}", names[0], line.name(&(last..last + 1))))
+            }
+            [run] if run.start > 0 => {
+                found.help(format!("add {} after {}", names[0], line.name(&(run.start - 1..run.start))))
+            }
+            _ => found.help(format!("the whole model: `embed`, `block 0..{}`, `head`", line.blocks)),
+        });
     }
     if cx.found.len() > before {
         return false;

@@ -50,6 +50,8 @@ pub(super) struct Outer<'a> {
     pub ranks: Option<&'a At<u32>>,
     /// Of the file.
     pub schedules: &'a [Schedule],
+    /// Names of schedules of the file with errors.
+    pub broken: &'a [&'a str],
 }
 
 pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Option<(Pipeline, Schedule)> {
@@ -111,6 +113,9 @@ fn find_schedule(cx: &mut Context, value: &Value, outer: &Outer<'_>) -> Option<(
             return None;
         }
     };
+    if outer.broken.contains(&word.as_str()) {
+        return None;
+    }
     let own = outer.schedules.iter().find(|s| s.name == *word).cloned();
     if let Some(schedule) = own.or_else(|| crate::library::schedule(word)) {
         return Some((At { value: word.clone(), span: value.span.clone() }, schedule));

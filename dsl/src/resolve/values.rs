@@ -52,9 +52,9 @@ impl Context {
         }
     }
 
-    fn out_of_range(&mut self, value: &Value, what: &str, range: &str) {
+    fn out_of_range(&mut self, value: &Value, what: &str, range: &str, help: &str) {
         let found = Diagnostic::error("P0208", value.span.clone(), format!("`{what}` is out of range"));
-        self.report(found.here(format!("must be {range}")).help(format!("give a number {range}")));
+        self.report(found.here(format!("must be {range}")).help(help));
     }
 
     fn number<'v>(&mut self, value: &'v Value, what: &str, expected: &str) -> Option<&'v Number> {
@@ -106,10 +106,11 @@ impl Context {
             Some(whole) if range.contains(&whole) => Some(At { value: whole, span: value.span.clone() }),
             _ => {
                 let text = match *range.end() {
-                    u64::MAX => format!("of at least {}", range.start()),
+                    u64::MAX => format!("at least {}", range.start()),
                     end => format!("from {} to {end}", range.start()),
                 };
-                self.out_of_range(value, what, &text);
+                let near = number.value.clamp(*range.start() as f64, *range.end() as f64);
+                self.out_of_range(value, what, &text, &format!("the nearest is {near}"));
                 None
             }
         }
@@ -125,7 +126,7 @@ impl Context {
     pub fn real(&mut self, value: &Value, what: &str, range: &str, holds: fn(f64) -> bool) -> Option<At<f64>> {
         let number = self.bare(value, what, "a number")?;
         if !holds(number.value) {
-            self.out_of_range(value, what, range);
+            self.out_of_range(value, what, range, &format!("give a number {range}"));
             return None;
         }
         Some(At { value: number.value, span: value.span.clone() })
@@ -164,7 +165,7 @@ impl Context {
         match number.whole {
             Some(whole) if whole >= 0 => Some(whole as u128 * u128::from(factor)),
             _ if number.value < 0.0 => {
-                self.out_of_range(value, what, "of at least 0");
+                self.out_of_range(value, what, "at least 0", "remove the `-`");
                 None
             }
             // Saturates; the callers bound it.
@@ -178,7 +179,7 @@ impl Context {
         match u64::try_from(bytes) {
             Ok(bytes) if (1..=BYTES_MAX).contains(&bytes) => Some(At { value: bytes, span: value.span.clone() }),
             _ => {
-                self.out_of_range(value, what, "from 1 B to 1024 TiB");
+                self.out_of_range(value, what, "from 1 B to 1024 TiB", "check the unit, and count one rank only");
                 None
             }
         }
@@ -190,7 +191,7 @@ impl Context {
         match u64::try_from(time) {
             Ok(time_ns) if (least..=TIME_NS_MAX).contains(&time_ns) => Some(time_ns),
             _ => {
-                self.out_of_range(value, what, &format!("from {least} ns to 1000 s"));
+                self.out_of_range(value, what, &format!("from {least} ns to 1000 s"), "check the unit");
                 None
             }
         }

@@ -1,0 +1,243 @@
+//! Faulty files, several faults at once, and what is said about them.
+
+use crate::render::report;
+
+fn shown(text: &str) -> String {
+    report(text, &dsl::load(text, &[]).1)
+}
+
+/// Codes in the order of the text.
+fn codes(text: &str) -> Vec<&'static str> {
+    dsl::load(text, &[]).1.iter().map(|d| d.code).collect()
+}
+
+/// A file with one line of `pipeline` replaced.
+fn with(pipeline: &str) -> String {
+    format!(
+        "model gpt {{ layers = 8, width = 64, heads = 4, context = 32, vocab = 256 }}\nmachine {{ ranks = 4 }}\n\
+         pipeline {{ schedule = gpipe, microbatch = 2, accumulate = 4, {pipeline} }}\n"
+    )
+}
+
+#[test]
+fn many_faults_in_one_file() {
+    insta::assert_snapshot!(shown(
+        "model gpt { layers = 8, widht = 256, heads = 0, context = 128, vocab = 256k }
+
+machine { ranks = 4 GiB, memory = 1, link = 100 GB }
+
+pipeline {
+  partition  = balanced,
+  schedule   = zb_h1
+  microbatch = = 4
+  acumulate  = 4
+  fuse       = yes
+}
+
+staleness { weights = stash  drift < 2 }
+optimizer = adamw { lr = cosine(1e-3, warmup = 20, totl = 400), betas = 0.9, decay = 1.5 }
+require { memory <= 128 us, bubble <= 5 }
+"
+    ));
+}
+
+#[test]
+fn a_schedule_full_of_faults() {
+    insta::assert_snapshot!(shown(
+        "schedule mine {
+  place    wave
+  backward splt
+  flush    every update
+  sequence F = groups(P) chunks ascending
+  ordre { }
+  order {
+    warmup { F }
+    warmup n + m { F0 }
+    warmup 2 + { F }
+    repeat 3 { F; Q; U when n > 1 }
+    repeet { F B }
+    drain  { }
+  }
+}
+machine { ranks = 4 }
+pipeline { schedule = mine, accumulate = 4 }
+"
+    ));
+}
+
+#[test]
+fn reading_goes_on_after_unclosed_and_stray_brackets() {
+    insta::assert_snapshot!(shown(
+        "machine { ranks = 4
+pipeline {
+  partition = [[embed, block 0..4
+  schedule = gpipe
+  accumulate = 4 ]
+}
+)
+staleness { drift <= one }
+optimizer = sgd { lr = (0.1 }
+require { bubble <= 200 % }
+"
+    ));
+}
+
+#[test]
+fn an_empty_file_lacks_two_blocks() {
+    assert_eq!(codes(""), ["P0204", "P0204"]);
+    assert_eq!(codes("// nothing\n"), ["P0204", "P0204"]);
+}
+
+#[test]
+fn partitions_that_lose_or_repeat_layers() {
+    let partitions = [
+        "[[embed, block 0..2], [block 2..4], [block 4..6], [block 6..8, head]]",
+        "[[embed, block 0..2], [block 2..4], [block 4..6], [block 6, head]]",
+        "[[embed, block 0..2], [block 2..5], [block 4..6], [block 6..8, head]]",
+        "[[block 0..2], [block 2..4], [block 4..6], [block 6..8]]",
+        "[[embed, block 2..4], [block 0..2], [block 4..6], [block 6..8, head]]",
+        "[[embed], [block 0..8], [head], []]",
+        "[[embed, block 0..9], [head]]",
+        "[[embed, blok 0..8], block 3, [head, 4]]",
+        "[[embed, block 4..4], [block 0..8, head], [tail], [block -1]]",
+        "[]",
+    ];
+    let mut out = String::new();
+    for partition in partitions {
+        let text = with(&format!("partition = {partition}"));
+        out += &format!("{partition}\n");
+        for found in dsl::load(&text, &[]).1 {
+            let at = &text[found.labels[0].span.clone()];
+            out += &format!("    {} `{at}`: {}; help: {}\n", found.code, found.message, found.help.unwrap_or_default());
+        }
+    }
+    insta::assert_snapshot!(out);
+}
+
+#[test]
+fn fewer_blocks_than_ranks_need_an_explicit_partition() {
+    let text = |partition: &str| {
+        format!(
+            "model gpt {{ layers = 2, width = 64, heads = 4, context = 32, vocab = 256 }}\nmachine {{ ranks = 4 }}\n\
+             pipeline {{ schedule = gpipe, microbatch = 2, accumulate = 4 {partition} }}"
+        )
+    };
+    assert_eq!(codes(&text("")), ["P0222"]);
+    assert_eq!(codes(&text(", partition = [[embed], [block 0], [block 1], [head]]")), [""; 0]);
+}
+
+#[test]
+fn values_out_of_range() {
+    let mut out = String::new();
+    for line in [
+        "boundary = every 0 updates",
+        "boundary every 3 micro",
+        "boundary = 3",
+        "boundary <= every 3 updates",
+        "microbatch = 3",
+        "fuse = maybe",
+        "accumulate { 4 }",
+        "chunks = 2",
+    ] {
+        for found in dsl::load(&with(line), &[]).1 {
+            out += &format!("{line}: {} {}; {}\n", found.code, found.message, found.help.unwrap_or_default());
+        }
+    }
+    let machine = |line: &str| format!("machine {{ {line} }}\npipeline {{ schedule = gpipe, accumulate = 4000 }}");
+    for line in [
+        "ranks = 0",
+        "ranks = 99999999999999999999",
+        "ranks = -3",
+        "ranks = 1000",
+        "ranks = 4, memory = 9e30 TiB",
+        "ranks = 4, memory = 0.1 B",
+        "ranks = 4, memory = 5 %",
+        "ranks = 4, cost { F = 0, B = 1 us }",
+        "ranks = 4, cost { F = 1 us, B = 1 ns }",
+        "ranks = 4, cost { F = 1 us }",
+        "ranks = 4, cost { F = 1 us, I = 1 us, hop = 0 }",
+        "ranks = 4, cost { F = 1 us, B = -1 us, hop = 1 hour }",
+        "ranks = 2, cost { F = [1 us, 2], B = [] }",
+        "ranks = 4, cost = 4",
+    ] {
+        for found in dsl::load(&machine(line), &[]).1 {
+            out += &format!("{line}: {} {}; {}\n", found.code, found.message, found.help.unwrap_or_default());
+        }
+    }
+    insta::assert_snapshot!(out);
+}
+
+#[test]
+fn optimizers_with_faults() {
+    let mut out = String::new();
+    for line in [
+        "optimizer = adam { lr = 1e-3 }",
+        "optimizer = adamm { lr = 1e-3 }",
+        "optimizer = sgd",
+        "optimizer = 4",
+        "optimizer <= adamw",
+        "optimizer { lr = 4 }",
+        "optimizer = adamw { lr = 0 }",
+        "optimizer = adamw { lr = 1e-3 us, eps = 0, momentum = 0.9, clip = 1.0 }",
+        "optimizer = adamw { lr = linear(1e-3), betas = (0.9, 1) }",
+        "optimizer = adamw { betas = (0.9, 0.95, 0.99) }",
+        "optimizer = adamw { lr = cosine(1e-3, 20, 400, 1e-4, 5) }",
+        "optimizer = adamw { lr = cosine(1e-3, total = 400, peak = 1e-3) }",
+        "optimizer = adamw { lr = cosine(1e-3, total = 400, floor = 1) }",
+        "optimizer = adamw { lr = cosin(1e-3) }",
+        "optimizer = sgd { lr = constant() }",
+        "optimizer = sgd { lr = warm }",
+    ] {
+        let text = format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, accumulate = 4 }}\n{line}\n");
+        let found = dsl::load(&text, &[]).1;
+        assert!(found.iter().any(|d| d.is_error()), "{line}");
+        for found in found {
+            out += &format!("{line}: {} {}; {}\n", found.code, found.message, found.help.unwrap_or_default());
+        }
+    }
+    insta::assert_snapshot!(out);
+}
+
+#[test]
+fn overrides_with_faults() {
+    let text = with("partition = balanced");
+    let mut out = String::new();
+    for set in [
+        "pipeline.accumulate=0",
+        "pipeline.accumulate=8 us",
+        "pipeline.accumulate=",
+        "pipeline.accumulate=8, fuse = off",
+        "pipeline.accumulate<8",
+        "pipeline.acumulate=8",
+        "accumulate=8",
+        "pipelin.accumulate=8",
+        "pipeline..accumulate=8",
+        "pipeline.a.b=8",
+        "pipeline.chunks=2",
+        "staleness.drift=many",
+        "machine.cost.F=1",
+        "machine.cost.G=1 us",
+        "machine.memory=80",
+        "optimizer=muon",
+        "optimizer.lr=-1",
+        "optimizer.momentum=0.9",
+        "optimiser=sgd",
+        "model.heads=5",
+        "\u{1b}[31m=\"",
+        "",
+    ] {
+        let found = dsl::load(&text, &[dsl::Set(set.into())]).1;
+        assert!(found.iter().any(|d| d.is_error()), "{set}");
+        for found in found {
+            let notes = found.notes.join("; ");
+            let help = found.help.unwrap_or_default();
+            out += &format!(
+                "{}: {} {}\n    help: {help}\n    note: {notes}\n",
+                set.escape_debug(),
+                found.code,
+                found.message
+            );
+        }
+    }
+    insta::assert_snapshot!(out);
+}

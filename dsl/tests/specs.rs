@@ -1,0 +1,200 @@
+//! Valid files and the specifications that they mean.
+
+use dsl::Set;
+use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Cond, Expr, PhaseKind, Update, Var};
+use dsl::spec::{Layer, LearningRate, Optimizer, Partition, Spec};
+
+const DESIGN: &str = "model gpt { layers = 8, width = 256, heads = 8, context = 128, vocab = 256 }
+
+machine { ranks = 4, device = cpu, memory = 1 GiB }
+
+pipeline {
+  partition  = balanced            // or [[embed, block 0..2], [block 2..4], [block 4..6], [block 6..8, head]]
+  schedule   = async_1f1b          // a name from the library, or a schedule defined in this file
+  microbatch = 4                   // sequences
+  accumulate = 4                   // micro-batches per optimizer update
+}
+
+staleness {
+  weights = current                // PACI: backward reads the weights as they are; no copies
+  drift  <= 1                      // proved, or it does not compile; `delay <=` likewise
+}
+
+optimizer = adamw { lr = cosine(1e-3, warmup = 20, total = 400), betas = (0.9, 0.95), decay = 0.1 }
+
+require { memory <= 128 MiB, bubble <= 5 % }
+";
+
+fn load(text: &str, sets: &[&str]) -> Spec {
+    let sets: Vec<Set> = sets.iter().map(|s| Set((*s).into())).collect();
+    let (spec, found) = dsl::load(text, &sets);
+    assert_eq!(found, [], "{text}");
+    spec.expect("no diagnostics, so a spec")
+}
+
+fn small(rest: &str) -> String {
+    format!("machine {{ ranks = 4 }}\npipeline {{ schedule = one_f_one_b, accumulate = 8 }}\n{rest}")
+}
+
+#[test]
+fn the_design_s_example() {
+    let spec = load(DESIGN, &[]);
+    let model = spec.model.as_ref().expect("given");
+    let sizes = [&model.layers, &model.width, &model.heads, &model.context, &model.vocab].map(|at| at.value);
+    assert_eq!(sizes, [8, 256, 8, 128, 256]);
+    assert_eq!(spec.machine.ranks.value, 4);
+    assert_eq!(spec.machine.memory.as_ref().map(|at| at.value), Some(1 << 30));
+    assert_eq!(spec.machine.cost, None);
+    assert_eq!(spec.pipeline.partition.value, Partition::Balanced);
+    assert_eq!((spec.pipeline.microbatch.value, spec.pipeline.accumulate.value), (4, 4));
+    assert_eq!((spec.pipeline.boundary.clone(), spec.pipeline.fuse.value), (None, true));
+    assert_eq!(spec.staleness.drift.as_ref().map(|at| at.value), Some(1));
+    assert_eq!(spec.staleness.delay, None);
+    let cosine = LearningRate::Cosine { peak: 1e-3, warmup: 20, total: 400, floor: 0.1 * 1e-3 };
+    assert_eq!(spec.learning_rate.value, cosine);
+    assert_eq!(spec.optimizer.value, Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 });
+    assert_eq!(spec.require.memory.as_ref().map(|at| at.value), Some(128 << 20));
+    assert_eq!(spec.require.bubble.as_ref().map(|at| at.value), Some(0.05));
+    assert_eq!((spec.schedule.name.as_str(), spec.schedule.library), ("async_1f1b", true));
+    assert_eq!(spec.stages(), 4);
+    let text = |span: &std::ops::Range<usize>| &DESIGN[span.clone()];
+    assert_eq!(text(&spec.require.memory.expect("given").span), "128 MiB");
+    assert_eq!(text(&spec.pipeline.schedule.span), "async_1f1b");
+    assert_eq!(text(&spec.learning_rate.span), "cosine(1e-3, warmup = 20, total = 400)");
+}
+
+#[test]
+fn defaults() {
+    let text = small("");
+    let spec = load(&text, &[]);
+    assert_eq!(spec.optimizer.value, Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 });
+    assert_eq!(spec.learning_rate.value, LearningRate::Constant { lr: 1e-3 });
+    assert_eq!(spec.pipeline.microbatch.value, 1);
+    let start = text.find("pipeline").expect("there");
+    assert_eq!(spec.pipeline.fuse.span, start..start);
+    assert_eq!(spec.pipeline.microbatch.span, start..start);
+    assert_eq!(spec.model, None);
+    let sgd = load(&small("optimizer = sgd { lr = constant(0.1), momentum = 0.9 }"), &[]);
+    assert_eq!(sgd.optimizer.value, Optimizer::Sgd { momentum: 0.9, decay: 0.0 });
+    assert_eq!(sgd.learning_rate.value, LearningRate::Constant { lr: 0.1 });
+}
+
+#[test]
+fn layout_does_not_matter() {
+    let tight = "pipeline{accumulate=8,schedule=one_f_one_b,}machine{ranks=4}";
+    let loose =
+        "\u{feff}machine\n{\nranks\n=\n4\n}\r\npipeline { // c\n\n schedule = one_f_one_b\n\n , accumulate = 8e0 }";
+    for text in [tight, loose] {
+        let spec = load(text, &[]);
+        assert_eq!((spec.machine.ranks.value, spec.pipeline.accumulate.value), (4, 8), "{text}");
+    }
+}
+
+#[test]
+fn costs_and_units() {
+    let costs = |cost: &str| {
+        let text =
+            format!("machine {{ ranks = 2, cost {{ {cost} }} }}\npipeline {{ schedule = gpipe, accumulate = 1 }}");
+        load(&text, &[]).machine.cost.expect("given").value
+    };
+    let paper = costs("F = 18522 us, I = 18086 us, W = 9337 us, hop = 601 us");
+    assert_eq!((&paper.f_ns[..], &paper.i_ns[..]), (&[18_522_000][..], &[18_086_000][..]));
+    assert_eq!((&paper.w_ns[..], paper.hop_ns), (&[9_337_000][..], 601_000));
+    let whole = costs("F = [1.5 ms, 0.25 s], B = 7 ns");
+    assert_eq!((&whole.f_ns[..], whole.hop_ns), (&[1_500_000, 250_000_000][..], 0));
+    assert_eq!((&whole.i_ns[..], &whole.w_ns[..]), (&[3][..], &[4][..]));
+}
+
+#[test]
+fn bytes_are_exact() {
+    let bytes = |text: &str| {
+        let text = format!("machine {{ ranks = 2, memory = {text} }}\npipeline {{ schedule = gpipe, accumulate = 1 }}");
+        load(&text, &[]).machine.memory.expect("given").value
+    };
+    assert_eq!(bytes("1 TiB"), 1 << 40);
+    assert_eq!(bytes("80 GB"), 80_000_000_000);
+    assert_eq!(bytes("1.5KiB"), 1536);
+    assert_eq!(bytes("1_000_000_000_000_001 B"), 1_000_000_000_000_001);
+}
+
+#[test]
+fn explicit_partitions() {
+    let partition = "[[embed, block 0], [block 1..4], [block 4..8], [head]]";
+    let set = format!("pipeline.partition={partition}");
+    let Partition::Explicit(stages) = load(DESIGN, &[&set]).pipeline.partition.value else { panic!("explicit") };
+    let blocks = |range: std::ops::Range<u32>| range.map(Layer::Block).collect::<Vec<_>>();
+    assert_eq!(stages, [vec![Layer::Embed, Layer::Block(0)], blocks(1..4), blocks(4..8), vec![Layer::Head]]);
+}
+
+#[test]
+fn boundaries() {
+    for line in ["boundary = every 100 updates", "boundary every 100 updates"] {
+        let text = format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, accumulate = 1\n{line} }}");
+        assert_eq!(load(&text, &[]).pipeline.boundary.expect("given").value, 100);
+    }
+}
+
+#[test]
+fn overrides() {
+    let sets = ["pipeline.accumulate=8", "staleness.drift=3", "staleness.delay<=2", "optimizer.lr=constant(0.5)"];
+    let spec = load(DESIGN, &sets);
+    assert_eq!(spec.pipeline.accumulate.value, 8);
+    assert_eq!(&DESIGN[spec.pipeline.accumulate.span], "4", "the place of the value that it replaces");
+    assert_eq!(spec.staleness.drift.map(|at| at.value), Some(3));
+    assert_eq!(spec.staleness.delay.map(|at| at.value), Some(2));
+    assert_eq!(spec.learning_rate.value, LearningRate::Constant { lr: 0.5 });
+    let more = ["optimizer=sgd { lr = 0.1 }", "optimizer.momentum=0.5", "machine.cost.F=1 ms", "machine.cost.B=2ms"];
+    let spec = load(DESIGN, &more);
+    assert_eq!(spec.optimizer.value, Optimizer::Sgd { momentum: 0.5, decay: 0.0 });
+    assert_eq!(spec.machine.cost.map(|at| at.value.f_ns), Some(vec![1_000_000]));
+    let added = load(&small(""), &["require.bubble=0.1", "optimizer.lr=0.1", "pipeline.schedule=gpipe"]);
+    assert_eq!(added.require.bubble.map(|at| at.value), Some(0.1));
+    assert_eq!(added.learning_rate.value, LearningRate::Constant { lr: 0.1 });
+    assert_eq!(added.schedule.name, "gpipe");
+}
+
+#[test]
+fn a_schedule_of_the_file() {
+    let text = "schedule zb_like {
+  place linear; backward split
+  flush every accumulate
+  order {
+    warmup P - 1 - s { F }
+    repeat           { F; I; W when P - 1 - s + n >= P - 1 }
+    drain            { W }
+  }
+}
+machine { ranks = 4 }
+pipeline { schedule = zb_like, accumulate = 8 }";
+    let schedule = load(text, &[]).schedule;
+    assert_eq!((schedule.backward, schedule.update, schedule.library), (Backward::Split, Update::Flush, false));
+    let sub = |a, b| Expr::Binary(BinaryOp::Sub, Box::new(a), Box::new(b));
+    let ahead = sub(sub(Expr::Var(Var::P), Expr::Number(1)), Expr::Var(Var::S));
+    assert_eq!(schedule.order[0].kind, PhaseKind::Warmup(ahead.clone()));
+    assert_eq!(schedule.order[1].body.iter().map(|s| s.action).collect::<Vec<_>>(), [Action::F, Action::I, Action::W]);
+    let left = Expr::Binary(BinaryOp::Add, Box::new(ahead), Box::new(Expr::Var(Var::N)));
+    let right = sub(Expr::Var(Var::P), Expr::Number(1));
+    assert_eq!(schedule.order[1].body[2].when, Some(Cond { left, op: CmpOp::Ge, right }));
+    assert_eq!(schedule.order[2].kind, PhaseKind::Drain);
+    assert_eq!(&text[schedule.order[1].body[2].span.clone()], "W when P - 1 - s + n >= P - 1");
+}
+
+#[test]
+fn operators_bind_as_usual() {
+    let count = |expr: &str| {
+        let text = format!(
+            "schedule x {{ place linear\nbackward whole\nflush every accumulate\norder {{ warmup {expr} {{ F }}\n\
+             repeat {{ F; B }} }} }}\nmachine {{ ranks = 4 }}\npipeline {{ schedule = x, accumulate = 8 }}"
+        );
+        match load(&text, &[]).schedule.order.swap_remove(0).kind {
+            PhaseKind::Warmup(count) => format!("{count:?}"),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(count("P + 2 * K"), count("P + (2 * K)"));
+    assert_ne!(count("P + 2 * K"), count("(P + 2) * K"));
+    assert_eq!(count("P - 1 - s"), count("(P - 1) - s"));
+    assert_ne!(count("P - 1 - s"), count("P - (1 - s)"));
+    assert_eq!(count("min(M, P - s)"), count("min(M, (P) - s)"));
+    assert!(count("max(-1, P / 2)").contains("Number(-1)"));
+}
