@@ -1,6 +1,6 @@
 """The reference model, its random numbers and its data, in PyTorch: what Paceline's numbers are compared with.
 
-Written from the definitions in ARCHITECTURE.md and not from Paceline's code, so that the two can disagree.
+Written from docs/reference-model.md and not from Paceline's code, so that the two can disagree.
 Two forms of the same model are here:
 
 * `loss_autograd`: the forward pass only; PyTorch derives the backward pass. The synchronous golden files use it.
