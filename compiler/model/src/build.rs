@@ -15,7 +15,7 @@ use artifact::stream::{Accumulation, Op, Program};
 use dsl::spec::Layer;
 use std::collections::HashMap;
 
-/// What is built from. `dims` must have passed [`crate::dims::check_sizes`], `partition` come from
+/// What is built from. `dims` come from [`crate::dims::check_sizes`], `partition` come from
 /// [`crate::partition::partition`] and have the program's stages.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {

@@ -1,6 +1,6 @@
 //! The model's sizes, and which sizes this compiler takes.
 
-use dsl::diag::{Diagnostic, Span};
+use dsl::diag::Diagnostic;
 use dsl::spec::{At, Model};
 
 /// Sizes of the reference GPT and of one micro-batch.
@@ -17,12 +17,10 @@ pub struct Dims {
     pub microbatch: u32,
 }
 
-/// Largest values; with them every dimension fits `u32`, and the bytes and operations of a layer fit `u64`.
-const LAYERS_MAX: u32 = 4096;
-const WIDTH_MAX: u32 = 1 << 16;
-const CONTEXT_MAX: u32 = 1 << 20;
-const VOCAB_MAX: u32 = 1 << 20;
+/// Tokens of a micro-batch; keeps every dimension in `u32`.
 const ROWS_MAX: u64 = 1 << 24;
+/// Operations of one layer's forward pass on a micro-batch; keeps sums and bytes in `u64`.
+const LAYER_FLOPS_MAX: u128 = 1 << 58;
 
 impl Dims {
     pub fn new(model: &Model, microbatch: u32) -> Dims {
@@ -47,66 +45,58 @@ impl Dims {
     }
 }
 
-/// What is wrong with a model's sizes: `P0401` (a size out of range), `P0402` (heads that do not divide the width). With no
-/// diagnostic every other function of this crate works on these sizes.
-pub fn check_sizes(model: &Model, microbatch: &At<u32>) -> Vec<Diagnostic> {
-    let bounds = [
-        ("layers", &model.layers, LAYERS_MAX),
-        ("width", &model.width, WIDTH_MAX),
-        ("heads", &model.heads, WIDTH_MAX),
-        ("context", &model.context, CONTEXT_MAX),
-        ("vocab", &model.vocab, VOCAB_MAX),
-        ("microbatch", microbatch, ROWS_MAX as u32),
-    ];
-    let mut found: Vec<Diagnostic> =
-        bounds.into_iter().filter_map(|(name, at, max)| out_of_range(name, at.value, max, &at.span)).collect();
-    let rows = u64::from(microbatch.value) * u64::from(model.context.value);
-    if found.is_empty() && rows > ROWS_MAX {
-        found.push(
-            Diagnostic::error("P0401", microbatch.span.clone(), format!("a micro-batch of {rows} tokens is too large"))
-                .note(format!("microbatch x context may be at most {ROWS_MAX}"))
-                .help(format!(
-                    "at context = {} use microbatch <= {}",
-                    model.context.value,
-                    ROWS_MAX / u64::from(model.context.value)
-                )),
-        );
+/// `P0401` when a micro-batch is too large for one kernel. Without it every other function of this crate works on these sizes; the
+/// resolver has bounded each of them, and made sure that heads divide the width.
+pub fn check_sizes(model: &Model, microbatch: &At<u32>) -> Result<Dims, Box<Diagnostic>> {
+    let dims = Dims::new(model, microbatch.value);
+    let context = u64::from(dims.context);
+    let by_work = u64::try_from(LAYER_FLOPS_MAX / token_flops_max(&dims)).unwrap_or(u64::MAX);
+    let rows_max = ROWS_MAX.min(by_work);
+    let rows = u64::from(dims.microbatch) * context;
+    if rows <= rows_max {
+        return Ok(dims);
     }
-    let (width, heads) = (model.width.value, model.heads.value);
-    if found.is_empty() && width % heads != 0 {
-        found.push(
-            Diagnostic::error(
-                "P0402",
-                model.heads.span.clone(),
-                format!("{heads} heads do not divide the width {width}"),
-            )
-            .and_at(model.width.span.clone(), "the width")
-            .help(format!("the nearest count that does is heads = {}", nearest_divisor(width, heads))),
-        );
-    }
-    found
+    let message = format!("a micro-batch of {rows} tokens is too large");
+    let error = Diagnostic::error("P0401", microbatch.span.clone(), message)
+        .and_at(model.context.span.clone(), "tokens of a sequence")
+        .note(format!("a kernel of this model takes at most {rows_max} tokens"));
+    Err(Box::new(error.help(match rows_max / context {
+        0 => format!("use a context of at most {rows_max}"),
+        most => format!("the largest that fits is microbatch = {most}"),
+    })))
 }
 
-fn out_of_range(name: &str, value: u32, max: u32, span: &Span) -> Option<Diagnostic> {
-    (value == 0 || value > max).then(|| {
-        Diagnostic::error("P0401", span.clone(), format!("{name} = {value} is out of range"))
-            .help(format!("give {name} a value from 1 to {max}"))
-    })
-}
-
-/// The divisor of `n` nearest to `to`, the smaller of two equally near.
-fn nearest_divisor(n: u32, to: u32) -> u32 {
-    (1..=n).filter(|d| n % d == 0).min_by_key(|d| d.abs_diff(to)).unwrap_or(1)
+/// Operations per token of the layer that has most.
+fn token_flops_max(dims: &Dims) -> u128 {
+    let [width, context, vocab] = [dims.width, dims.context, dims.vocab].map(u128::from);
+    (24 * width * width + 2 * width * (context + 1)).max(2 * width * vocab)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn model(context: u32, width: u32) -> Model {
+        let at = |value| At { value, span: 0..0 };
+        let (layers, heads, vocab) = (at(2), at(1), at(256));
+        Model { layers, width: at(width), heads, context: at(context), vocab, span: 0..0 }
+    }
+
+    fn check(context: u32, width: u32, microbatch: u32) -> Result<Dims, Box<Diagnostic>> {
+        check_sizes(&model(context, width), &At { value: microbatch, span: 0..0 })
+    }
+
     #[test]
-    fn nearest_divisor_prefers_the_smaller() {
-        assert_eq!(nearest_divisor(256, 7), 8);
-        assert_eq!(nearest_divisor(12, 5), 4);
-        assert_eq!(nearest_divisor(7, 4), 1);
+    fn the_help_names_the_largest_microbatch_that_passes() {
+        let error = check(1000, 256, 1 << 20).unwrap_err();
+        assert_eq!(error.help.as_deref(), Some("the largest that fits is microbatch = 16777"));
+        assert!(check(1000, 256, 16777).is_ok());
+        assert!(check(1000, 256, 16778).is_err());
+    }
+
+    #[test]
+    fn the_largest_sizes_that_the_language_takes_do_not_overflow() {
+        assert!(check(1 << 22, 1 << 17, u32::MAX).is_err());
+        assert!(check(1 << 10, 1 << 17, 256).is_ok());
     }
 }

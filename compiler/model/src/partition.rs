@@ -10,13 +10,20 @@ use dsl::spec::{At, Layer, Partition};
 /// `balanced` minimises the work of the stage that has most, then the sum of the squares (so the rest is even too), then
 /// puts fewer layers into the earlier stages (they hold more micro-batches in flight).
 ///
+/// An explicit partition is a cut of the model: the resolver made sure.
+///
 /// # Errors
-/// `P0403`: more stages than layers; `P0404`: an explicit partition that is no cut of the model; `P0405`: one with another
-/// number of stages.
+/// `P0222`: more stages than layers; `P0221`: an explicit partition with another number of stages. With a stage for each rank the
+/// resolver has found both already.
 pub fn partition(dims: &Dims, partition: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
     match &partition.value {
         Partition::Balanced => balanced(dims, partition, stages),
-        Partition::Explicit(layers) => explicit(dims, partition, layers, stages).map(|()| layers.clone()),
+        Partition::Explicit(layers) if layers.len() == stages as usize => Ok(layers.clone()),
+        Partition::Explicit(layers) => {
+            let message = format!("the partition has {} stages, the schedule places {stages}", layers.len());
+            let fix = format!("write {stages} stages, or `partition = balanced`");
+            Err(Box::new(Diagnostic::error("P0221", partition.span.clone(), message).help(fix)))
+        }
     }
 }
 
@@ -31,7 +38,7 @@ fn balanced(dims: &Dims, at: &At<Partition>, stages: u32) -> Result<Vec<Vec<Laye
     if stages as usize > layers.len() || stages == 0 {
         let count = layers.len();
         return Err(Box::new(
-            Diagnostic::error("P0403", at.span.clone(), format!("{count} layers cannot fill {stages} stages"))
+            Diagnostic::error("P0222", at.span.clone(), format!("{count} layers cannot fill {stages} stages"))
                 .note(format!("the layers are the embedding, {} blocks and the head", dims.layers))
                 .help(format!("use at most {count} stages, or layers >= {}", stages.saturating_sub(2))),
         ));
@@ -125,36 +132,5 @@ impl Cutter<'_> {
         let (left, right) = at.map_or((from_high, from_low), |from| (from, from));
         self.extend(before, low, end - 1, from_low, left);
         self.extend(before, end + 1, high, right, from_high);
-    }
-}
-
-fn explicit(dims: &Dims, at: &At<Partition>, given: &[Vec<Layer>], stages: u32) -> Result<(), Box<Diagnostic>> {
-    if given.len() != stages as usize {
-        let message = format!("the partition has {} stages, the schedule places {stages}", given.len());
-        let fix = format!("give one list of layers for each of the {stages} stages, or write `partition = balanced`");
-        return Err(Box::new(Diagnostic::error("P0405", at.span.clone(), message).help(fix)));
-    }
-    let error = |message: String| Diagnostic::error("P0404", at.span.clone(), message);
-    let order = format!("the order is embed, block 0..{}, head: each layer once, each stage at least one", dims.layers);
-    if let Some(empty) = given.iter().position(Vec::is_empty) {
-        return Err(Box::new(error(format!("stage {empty} holds no layer")).help(order)));
-    }
-    let flat: Vec<Layer> = given.iter().flatten().copied().collect();
-    let wanted = all(dims);
-    let Some(i) = (0..flat.len().max(wanted.len())).find(|&i| flat.get(i) != wanted.get(i)) else { return Ok(()) };
-    let message = match (flat.get(i), wanted.get(i)) {
-        (Some(&f), Some(&w)) => format!("{} is where {} belongs", layer_name(f), layer_name(w)),
-        (Some(&f), None) => format!("{} comes after the last layer", layer_name(f)),
-        (None, w) => format!("{} is in no stage", w.map_or_else(String::new, |&w| layer_name(w))),
-    };
-    Err(Box::new(error(message).help(order)))
-}
-
-/// A layer as the language writes it.
-pub fn layer_name(layer: Layer) -> String {
-    match layer {
-        Layer::Embed => "embed".into(),
-        Layer::Block(l) => format!("block {l}"),
-        Layer::Head => "head".into(),
     }
 }

@@ -13,19 +13,15 @@ use dsl::spec::{Layer, Optimizer, Spec};
 /// The layers of each of `stages` stages; none for a spec without a model.
 ///
 /// # Errors
-/// Sizes that are refused (`P0401`, `P0402`), or a partition that is (`P0403` to `P0405`).
-pub fn layers(spec: &Spec, stages: u32) -> Result<Option<Vec<Vec<Layer>>>, Vec<Diagnostic>> {
+/// Sizes that are refused (`P0401`), or a partition that is (see [`partition`]).
+pub fn layers(spec: &Spec, stages: u32) -> Result<Option<Vec<Vec<Layer>>>, Box<Diagnostic>> {
     let Some(model) = &spec.model else { return Ok(None) };
-    let found = check_sizes(model, &spec.pipeline.microbatch);
-    if !found.is_empty() {
-        return Err(found);
-    }
-    let dims = Dims::new(model, spec.pipeline.microbatch.value);
-    partition(&dims, &spec.pipeline.partition, stages).map(Some).map_err(|d| vec![*d])
+    let dims = check_sizes(model, &spec.pipeline.microbatch)?;
+    partition(&dims, &spec.pipeline.partition, stages).map(Some)
 }
 
 /// Kernels, stage programs and memory of a spec with a model, and `P0410` to `P0412` where a bound on memory is exceeded. `layers`
-/// comes from [`layers`], `program` has as many stages.
+/// comes from [`layers`], `program` has as many stages. None for a spec without a model.
 pub fn build_spec(
     spec: &Spec,
     layers: &[Vec<Layer>],

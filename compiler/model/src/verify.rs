@@ -7,7 +7,7 @@
 //!
 //! 1. A call gives its kernel the arguments it takes: as many, each with exactly the bytes it touches.
 //! 2. Every place is 64-byte aligned (a hyper-parameter vector 32) and ends within its rank's arena.
-//! 3. Two lasting buffers of a rank are the same or do not overlap, in any slot.
+//! 3. Two lasting buffers of a rank do not overlap, in any slot.
 //! 4. A temporary overlaps no lasting buffer.
 //! 5. Within a body, a temporary is read as it was written last: no other write touched its bytes in between.
 //! 6. Within a body, no call reads a weight after a call that updated it.
@@ -140,7 +140,9 @@ fn key(p: &Place) -> Key {
 }
 
 fn overlaps(kernels: &[Kernel], stages: &[&Stage]) -> Result<(), String> {
-    let mut lasting: BTreeSet<Key> = stages.iter().flat_map(|s| declared(s)).map(|p| key(&p)).collect();
+    let declared: Vec<Key> = stages.iter().flat_map(|s| declared(s)).map(|p| key(&p)).collect();
+    let mut lasting: BTreeSet<Key> = declared.iter().copied().collect();
+    ensure!(lasting.len() == declared.len(), "two parameters or rings are one buffer");
     // A hyper-parameter vector is a part of its buffer.
     let hyper: HashSet<u64> =
         stages.iter().flat_map(|s| [s.io.hyper.offset, s.io.hyper.offset + HYPER_BYTES]).collect();

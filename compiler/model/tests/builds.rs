@@ -1,1 +1,190 @@
+//! Builds: invariants over many shapes, and bench-gpt's kernels and memory as snapshots.
 
+use crate::programs::{flush, on_ranks};
+use artifact::program::Memory;
+use artifact::stream::Program;
+use dsl::diag::Diagnostic;
+use dsl::spec::{At, Layer, Partition};
+use model::build::{Build, Input, build};
+use model::cost::costs;
+use model::dims::Dims;
+use model::kernel::OptimizerKind;
+use model::partition::partition;
+use model::spec::{build_spec, layers};
+use model::target::CpuClass;
+use model::verify::verify;
+use proptest::prelude::*;
+use std::fmt::Write;
+
+const BENCH: Dims = Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4 };
+
+fn cut(dims: &Dims, stages: u32) -> Vec<Vec<Layer>> {
+    partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
+}
+
+fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
+    let partition = cut(&dims, program.rank_of_stage.len() as u32);
+    build(&Input { dims, partition: &partition, fuse, optimizer: OptimizerKind::AdamW, program, cpu })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn every_build_holds_its_invariants(
+        (layers, head_width, heads, context, vocab) in (1u32..4, 1u32..9, 1u32..4, 1u32..20, 2u32..40),
+        (microbatch, stages, k) in (1u32..4, 1u32..4, 1u32..4),
+        (split, fuse, folded, v3) in any::<(bool, bool, bool, bool)>(),
+    ) {
+        let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch };
+        let stages = stages.min(layers + 2);
+        let program = if folded {
+            // Two ranks that take turns.
+            let ranks: Vec<u32> = (0..stages).map(|s| s % 2).collect();
+            on_ranks(&ranks, stages.min(2), k, split)
+        } else {
+            flush(stages, k, split)
+        };
+        let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
+        let build = built(dims, &program, fuse, cpu);
+        prop_assert_eq!(verify(&build), Ok(()));
+        let accumulates = !fuse || k > 1;
+        prop_assert!(build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
+        for (kernel, entry) in build.kernels.iter().zip(&build.entries) {
+            prop_assert_eq!((&kernel.name, kernel.scratch_bytes), (&entry.name, entry.scratch_bytes));
+        }
+    }
+}
+
+#[test]
+fn a_damaged_build_is_found() {
+    let program = flush(2, 2, false);
+    let dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 2 };
+    let good = built(dims, &program, true, CpuClass::X86V4);
+    assert_eq!(verify(&good), Ok(()));
+    let damaged = |change: &dyn Fn(&mut Build)| {
+        let mut build = good.clone();
+        change(&mut build);
+        verify(&build).unwrap_err()
+    };
+    let found = damaged(&|b| b.memory[1].stash += 64);
+    assert!(found.contains("sum to"), "{found}");
+    let found = damaged(&|b| b.stages[0].bodies.f[1].args[0].offset += 64);
+    assert!(found.contains("overlap") || found.contains("overwritten"), "{found}");
+    let found = damaged(&|b| b.stages[0].params[0].state[1] = b.stages[0].params[0].state[0]);
+    assert!(found.contains("one buffer"), "{found}");
+    let found = damaged(&|b| b.stages[1].bodies.b[2].reverse());
+    assert!(found.contains("after its update") || found.contains("overwritten"), "{found}");
+    let found = damaged(&|b| _ = b.stages[0].bodies.f[1].args.pop());
+    assert!(found.contains("arguments"), "{found}");
+}
+
+#[test]
+fn equal_layers_share_kernels() {
+    let deep = Dims { layers: 16, ..BENCH };
+    let program = flush(2, 8, false);
+    let count = |dims| built(dims, &program, true, CpuClass::X86V4).kernels.len();
+    assert_eq!(count(BENCH), count(deep));
+}
+
+#[test]
+fn kernels_of_bench_gpt() {
+    let build = built(BENCH, &flush(2, 8, false), true, CpuClass::X86V4);
+    let mut text = String::new();
+    for kernel in &build.kernels {
+        let tiles = kernel.tiles.map_or_else(String::new, |t| {
+            format!("mc {} nc {} kc {}, {}x{} by {}", t.mc, t.nc, t.kc, t.mr, t.nr, t.kr)
+        });
+        writeln!(text, "{:<46} {:>8}  {tiles}", kernel.name, kernel.scratch_bytes).unwrap();
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn memory_of_bench_gpt() {
+    let mut text = String::new();
+    for (name, program, fuse) in [
+        ("1 rank, accumulate 8", flush(1, 8, false), true),
+        ("2 ranks, accumulate 8", flush(2, 8, false), true),
+        ("2 ranks, accumulate 8, split", flush(2, 8, true), true),
+        ("2 ranks, accumulate 1", flush(2, 1, false), true),
+        ("2 ranks, accumulate 1, fuse = off", flush(2, 1, false), false),
+    ] {
+        writeln!(text, "{name}").unwrap();
+        let row = "   total  weights  optimizer  gradients     stash  communication  activations  workspace";
+        writeln!(text, "{row}").unwrap();
+        for m in &built(BENCH, &program, fuse, CpuClass::X86V4).memory {
+            let Memory { total, weights, optimizer, gradients, stash, communication, activations, workspace } = m;
+            writeln!(
+                text,
+                "{total:>8} {weights:>8} {optimizer:>10} {gradients:>10} {stash:>9} {communication:>14} {activations:>12} {workspace:>10}"
+            )
+            .unwrap();
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_stash_is_as_documented() {
+    // One block alone on its stage, in words: 16 RD + 4 R + R heads, less the input and the output (RD each, in rings).
+    let (rows, width) = (512, 256);
+    let build = built(Dims { layers: 2, ..BENCH }, &flush(4, 1, false), true, CpuClass::X86V4);
+    let (version, words) = (64, 15 * rows * width + 4 * rows + 8 * rows);
+    assert_eq!(build.memory[1].stash, 4 * words + version);
+    let split = built(Dims { layers: 2, ..BENCH }, &flush(4, 1, true), true, CpuClass::X86V4);
+    assert_eq!(split.memory[1].stash, 4 * (words + 10 * rows * width) + version);
+}
+
+#[test]
+fn costs_follow_the_work() {
+    let costs = costs(&BENCH, &cut(&BENCH, 2));
+    // 2 GFLOP forward for four blocks, at 100 GFLOP/s.
+    insta::assert_debug_snapshot!(costs);
+}
+
+/// Diagnostics of a spec, run as a flush schedule.
+fn diagnose(text: &str) -> Vec<Diagnostic> {
+    let (spec, found) = dsl::load(text, &[]);
+    let spec = spec.unwrap_or_else(|| panic!("{found:?}"));
+    let ranks = spec.machine.ranks.value;
+    let layers = match layers(&spec, ranks) {
+        Ok(layers) => layers.expect("it has a model"),
+        Err(error) => return vec![*error],
+    };
+    let program = flush(ranks, spec.pipeline.accumulate.value, false);
+    build_spec(&spec, &layers, &program, CpuClass::X86V4).expect("it has a model").1
+}
+
+#[test]
+fn the_pages_examples_give_their_codes() {
+    let mut text = String::new();
+    for code in dsl::codes().filter(|c| c.starts_with("P04")) {
+        let page = dsl::explain(code).expect("listed");
+        let (_, rest) = page.split_once("```pace\n").expect("a page has an example");
+        let (example, _) = rest.split_once("```").expect("the example ends");
+        let found = diagnose(example);
+        assert!(!found.is_empty() && found.iter().all(|d| d.code == code), "{code}: {found:?}");
+        for d in found {
+            let label = &d.labels[0];
+            writeln!(text, "{code}: {}\n  at `{}`: {}", d.message, &example[label.span.clone()], label.text).unwrap();
+            d.notes.iter().for_each(|n| writeln!(text, "  note: {n}").unwrap());
+            writeln!(text, "  help: {}", d.help.expect("a help line")).unwrap();
+        }
+    }
+    insta::assert_snapshot!(text);
+}
+
+#[test]
+fn the_microbatch_in_the_help_is_the_largest_that_fits() {
+    let text = |microbatch: u32| {
+        format!(
+            "model gpt {{ layers = 4, width = 64, heads = 4, context = 32, vocab = 64 }}\nmachine {{ ranks = 2 }}\n\
+             pipeline {{ schedule = gpipe, microbatch = {microbatch}, accumulate = 4 }}\nrequire {{ memory <= 8 MiB }}\n"
+        )
+    };
+    let found = diagnose(&text(64));
+    let help = found[0].help.clone().unwrap();
+    let largest: u32 = help.rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(largest > 0 && diagnose(&text(largest)).is_empty(), "{help}");
+    assert_eq!(diagnose(&text(largest + 1))[0].code, "P0410");
+}
