@@ -47,23 +47,23 @@ impl Dims {
 
 /// `P0401` when a micro-batch is too large for one kernel. Without it every other function of this crate works on these sizes; the
 /// resolver has bounded each of them, and made sure that heads divide the width.
-pub fn check_sizes(model: &Model, microbatch: &At<u32>) -> Result<Dims, Box<Diagnostic>> {
+pub fn check_sizes(model: &Model, microbatch: &At<u32>) -> Vec<Diagnostic> {
     let dims = Dims::new(model, microbatch.value);
     let context = u64::from(dims.context);
     let by_work = u64::try_from(LAYER_FLOPS_MAX / token_flops_max(&dims)).unwrap_or(u64::MAX);
     let rows_max = ROWS_MAX.min(by_work);
     let rows = u64::from(dims.microbatch) * context;
     if rows <= rows_max {
-        return Ok(dims);
+        return Vec::new();
     }
     let message = format!("a micro-batch of {rows} tokens is too large");
     let error = Diagnostic::error("P0401", microbatch.span.clone(), message)
         .and_at(model.context.span.clone(), "tokens of a sequence")
         .note(format!("a kernel of this model takes at most {rows_max} tokens"));
-    Err(Box::new(error.help(match rows_max / context {
+    vec![error.help(match rows_max / context {
         0 => format!("use a context of at most {rows_max}"),
         most => format!("the largest that fits is microbatch = {most}"),
-    })))
+    })]
 }
 
 /// Operations per token of the layer that has most.
@@ -82,21 +82,20 @@ mod tests {
         Model { layers, width: at(width), heads, context: at(context), vocab, span: 0..0 }
     }
 
-    fn check(context: u32, width: u32, microbatch: u32) -> Result<Dims, Box<Diagnostic>> {
+    fn check(context: u32, width: u32, microbatch: u32) -> Vec<Diagnostic> {
         check_sizes(&model(context, width), &At { value: microbatch, span: 0..0 })
     }
 
     #[test]
     fn the_help_names_the_largest_microbatch_that_passes() {
-        let error = check(1000, 256, 1 << 20).unwrap_err();
-        assert_eq!(error.help.as_deref(), Some("the largest that fits is microbatch = 16777"));
-        assert!(check(1000, 256, 16777).is_ok());
-        assert!(check(1000, 256, 16778).is_err());
+        assert_eq!(check(1000, 256, 1 << 20)[0].help.as_deref(), Some("the largest that fits is microbatch = 16777"));
+        assert!(check(1000, 256, 16777).is_empty());
+        assert_eq!(check(1000, 256, 16778).len(), 1);
     }
 
     #[test]
     fn the_largest_sizes_that_the_language_takes_do_not_overflow() {
-        assert!(check(1 << 22, 1 << 17, u32::MAX).is_err());
-        assert!(check(1 << 10, 1 << 17, 256).is_ok());
+        assert_eq!(check(1 << 22, 1 << 17, u32::MAX).len(), 1);
+        assert!(check(1 << 10, 1 << 17, 256).is_empty());
     }
 }

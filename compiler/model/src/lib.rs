@@ -1,6 +1,6 @@
 //! The model as a tensor graph, its derivative, kernels and memory. Pure: no I/O, no LLVM.
 //!
-//! [`spec`] has the calls that a driver makes. The way from a specification to stage programs, one module a level:
+//! The way from a specification to stage programs, one module a level:
 //!
 //! | module | gives |
 //! |---|---|
@@ -31,7 +31,6 @@ pub mod layout;
 pub mod limits;
 pub mod operands;
 pub mod partition;
-pub mod spec;
 pub mod stage;
 pub mod target;
 pub mod verify;

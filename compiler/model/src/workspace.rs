@@ -33,3 +33,37 @@ pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, _cpu: CpuClass) -> u6
 fn matmul_bytes(matmul: &MatMul, tiles: &Tiles) -> u64 {
     Blocking::new(matmul, tiles).packed_bytes(tiles)
 }
+
+/// How attention cuts one head's work: blocks of queries against blocks of keys, all padded to whole tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionTiles {
+    /// Queries of a block, and keys of a tile: two vectors.
+    pub block: u64,
+    /// Rows of a register tile.
+    pub rows: u64,
+    /// Columns of a register tile over the head's elements: one or two vectors.
+    pub columns: u64,
+    /// The sequence length, padded.
+    pub context: u64,
+    /// The head size, padded.
+    pub head: u64,
+}
+
+impl AttentionTiles {
+    pub fn new(context: u32, width: u32, heads: u32, cpu: CpuClass) -> Self {
+        let lanes = u64::from(cpu.lanes());
+        let head = u64::from(width / heads);
+        let columns = if head <= lanes { lanes } else { 2 * lanes };
+        let rows = match cpu {
+            CpuClass::X86V3 => 4,
+            CpuClass::X86V4 => 8,
+        };
+        Self {
+            block: 2 * lanes,
+            rows,
+            columns,
+            context: u64::from(context).next_multiple_of(2 * lanes),
+            head: head.next_multiple_of(columns),
+        }
+    }
+}

@@ -7,10 +7,10 @@ use dsl::diag::Diagnostic;
 use dsl::spec::{At, Layer, Partition};
 use model::build::{Build, Input, build};
 use model::cost::costs;
-use model::dims::Dims;
+use model::dims::{Dims, check_sizes};
 use model::kernel::OptimizerKind;
+use model::limits::{Bounds, check_memory};
 use model::partition::partition;
-use model::spec::{build_spec, layers};
 use model::target::CpuClass;
 use model::verify::verify;
 use proptest::prelude::*;
@@ -146,13 +146,19 @@ fn costs_follow_the_work() {
 fn diagnose(text: &str) -> Vec<Diagnostic> {
     let (spec, found) = dsl::load(text, &[]);
     let spec = spec.unwrap_or_else(|| panic!("{found:?}"));
+    let model = spec.model.expect("it has a model");
+    let wrong = check_sizes(&model, &spec.pipeline.microbatch);
+    if !wrong.is_empty() {
+        return wrong;
+    }
+    let dims = Dims::new(&model, spec.pipeline.microbatch.value);
     let ranks = spec.machine.ranks.value;
-    let layers = match layers(&spec, ranks) {
-        Ok(layers) => layers.expect("it has a model"),
-        Err(error) => return vec![*error],
-    };
-    let program = flush(ranks, spec.pipeline.accumulate.value, false);
-    build_spec(&spec, &layers, &program, CpuClass::X86V4).expect("it has a model").1
+    let partition = &partition(&dims, &spec.pipeline.partition, ranks).unwrap();
+    let program = &flush(ranks, spec.pipeline.accumulate.value, false);
+    let (fuse, optimizer, cpu) = (spec.pipeline.fuse.value, OptimizerKind::AdamW, CpuClass::X86V4);
+    let input = Input { dims, partition, fuse, optimizer, program, cpu };
+    let bounds = Bounds { machine: spec.machine.memory, require: spec.require.memory };
+    check_memory(&input, &build(&input), &bounds, &model.span)
 }
 
 #[test]
