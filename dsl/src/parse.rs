@@ -18,10 +18,10 @@ pub(crate) const ITEMS: [&str; 7] = ["model", "machine", "pipeline", "staleness"
 /// Reads a file. Always gives a tree: what could not be read is left out and reported.
 pub fn parse(text: &str) -> (ast::File, Vec<Diagnostic>) {
     let (tokens, found) = lex(text);
-    let mut reader = Reader { rest: &tokens, last: 0..0, found };
+    let mut reader = Reader::new(&tokens, found);
     let mut file = ast::File { len: text.len(), ..Default::default() };
     // What lies beyond a cut at the depth limit may hold anything.
-    file.broken = reader.cut();
+    file.broken = reader.cut;
     reader.file(&mut file);
     (file, reader.found)
 }
@@ -33,7 +33,7 @@ pub(crate) fn parse_value(text: &str, at: &Span) -> Result<ast::Value, String> {
         token.span = at.clone();
         token.starts_line = token.kind == Kind::End;
     }
-    let mut reader = Reader { rest: &tokens, last: at.clone(), found };
+    let mut reader = Reader::new(&tokens, found);
     let value = reader.value();
     let left = reader.peek();
     match (value, reader.found.into_iter().next()) {
@@ -181,9 +181,20 @@ struct Reader<'t> {
     /// Place of the last token that was taken.
     last: Span,
     found: Vec<Diagnostic>,
+    /// Where foreign characters start, which the lexer reported; ascending.
+    foreign: Vec<usize>,
+    /// The lexer stopped at the depth limit.
+    cut: bool,
 }
 
 impl<'t> Reader<'t> {
+    /// `found`: what the lexer reported.
+    fn new(tokens: Input<'t>, found: Vec<Diagnostic>) -> Self {
+        let foreign = tokens.iter().filter(|t| t.kind == Kind::Unknown).map(|t| t.span.start).collect();
+        let cut = found.iter().any(|d| d.code == "P0106");
+        Self { rest: tokens, last: 0..0, found, foreign, cut }
+    }
+
     fn peek(&self) -> &'t Token<'t> {
         self.peek_at(0)
     }
@@ -231,21 +242,11 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Whether the lexer stopped at the depth limit.
-    fn cut(&self) -> bool {
-        self.found.iter().any(|d| d.code == "P0106" && d.labels[0].span.start >= self.end())
-    }
-
-    /// Where the text that is read ends.
-    fn end(&self) -> usize {
-        self.peek_at(self.rest.len()).span.start
-    }
-
     /// Reports a fault, unless it is known from the lexer: a foreign character, the end at the depth limit.
     fn fault(&mut self, fault: Fault) {
-        let foreign = |d: &Diagnostic| d.code == "P0102" && d.labels[0].span == fault.span;
+        let foreign = self.foreign.binary_search(&fault.span.start).is_ok();
         let ends = fault.left <= 1;
-        if !self.found.iter().any(foreign) && !(ends && self.cut()) {
+        if !foreign && !(ends && self.cut) {
             self.found.push(fault.diagnostic());
         }
     }
@@ -255,7 +256,8 @@ impl<'t> Reader<'t> {
         let mut open = Vec::new();
         loop {
             let token = self.peek();
-            let stop = token.kind == Kind::End || self.item_starts();
+            let in_list = open.last() == Some(&"[");
+            let stop = token.kind == Kind::End || self.item_starts() || (in_list && value::next_entry(self.rest));
             if stop || (token.text == "}" && open.last() != Some(&"{")) {
                 return;
             }

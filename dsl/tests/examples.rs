@@ -17,3 +17,16 @@ fn every_example_is_a_valid_spec() {
     }
     assert!(seen >= 6);
 }
+
+#[test]
+fn the_reference_page_s_examples_are_valid() {
+    let page = include_str!("../../docs/language.md");
+    let mut blocks = page.split("```pace\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let (whole, schedule) = (blocks.next().expect("a whole file"), blocks.next().expect("a schedule"));
+    let around = "machine { ranks = 4 }\npipeline { schedule = zb_like, accumulate = 8 }\n";
+    for text in [whole, &format!("{schedule}{around}")] {
+        let (spec, found) = dsl::load(text, &[]);
+        assert!(spec.is_some() && found.is_empty(), "{}", report(text, &found));
+    }
+    assert_eq!(blocks.next(), None, "a new example is tested here");
+}

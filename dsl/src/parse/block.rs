@@ -129,7 +129,7 @@ impl Reader<'_> {
             return false;
         }
         // A cut at the depth limit is not the writer's missing brace.
-        if !(self.at_end() && self.cut()) {
+        if !(self.at_end() && self.cut) {
             let mut found = Diagnostic::error("P0103", open.clone(), "`{` is never closed");
             if !self.at_end() {
                 found = found.and_at(self.peek().span.clone(), "this starts a new block");

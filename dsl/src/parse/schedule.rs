@@ -1,7 +1,7 @@
 //! `schedule NAME { … }`: clauses, phases, steps and their integer expressions.
 
 use super::value::{comparison, extent, to_failure};
-use super::{Fault, Input, Parsed, Reader, kind, name, name_of, symbol};
+use super::{Fault, Input, Parsed, Reader, kind, name_of, symbol};
 use crate::ast::{Clause, ClauseKind, Cond, Expr, ExprKind, Name, Phase, Schedule, Step};
 use crate::diag::Span;
 use crate::lex::Kind;
@@ -219,7 +219,8 @@ fn variable(input: Input<'_>) -> Parsed<'_, Expr> {
 
 /// `min(a, b)`
 fn call(input: Input<'_>) -> Parsed<'_, Expr> {
-    let (rest, name) = name(input)?;
+    let (rest, name) = kind(Kind::Word, "a variable")(input)?;
+    let name = name_of(name);
     let (mut rest, _) = symbol("(", "`(`")(rest)?;
     let mut arguments = Vec::new();
     loop {

@@ -173,9 +173,14 @@ fn sequence<'t, T>(
     }
 }
 
-/// A failure at the opening bracket when the text ends inside it.
+/// Whether a line starts here with `key =`, as no line of a list does.
+pub fn next_entry(input: Input<'_>) -> bool {
+    matches!(input, [key, sign, ..] if key.starts_line && key.kind == Kind::Word && sign.kind == Kind::Assign)
+}
+
+/// A failure at the opening bracket when the text ends inside it, or the next entry starts.
 fn never_closed(input: Input<'_>, opening: &Token<'_>) -> Result<(), nom::Err<Fault>> {
-    if input.iter().any(|t| t.kind != Kind::End) {
+    if input.iter().any(|t| t.kind != Kind::End) && !(opening.text == "[" && next_entry(input)) {
         return Ok(());
     }
     let mut fault = Fault::special(input, "P0103", format!("`{}` is never closed", opening.text));

@@ -35,9 +35,13 @@ pub(super) fn cost(cx: &mut Context, entry: &Entry, ranks: Option<&At<u32>>) -> 
             both_forms(cx, &section);
             return None;
         }
-        (None, input, _) => {
-            let (key, example) = if input.is_some() { ("W", "W = 1 ms") } else { ("I", "I = 2 ms") };
-            section.missing(cx, key, &format!("{example}` (or give `I` and `W` together: `B = 4 ms"));
+        (None, input, weight) => {
+            let example = match (input, weight) {
+                (Some(_), _) => ("W", "W = 1 ms"),
+                (None, Some(_)) => ("I", "I = 2 ms"),
+                (None, None) => ("B", "B = 4 ms`, or `I = 2 ms` and `W = 2 ms"),
+            };
+            section.missing(cx, example.0, example.1);
             return None;
         }
     };

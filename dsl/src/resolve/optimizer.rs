@@ -187,6 +187,8 @@ fn bind<'a, const N: usize>(
 ) -> Option<[Option<&'a Value>; N]> {
     let mut bound = [None; N];
     let before = cx.found.len();
+    // An unknown name may be meant for a parameter that lacks.
+    let mut unknown = false;
     let mut fault = |span: &Span, message: String, help: String| {
         cx.report(Diagnostic::error("P0213", span.clone(), message).help(help));
     };
@@ -204,6 +206,7 @@ fn bind<'a, const N: usize>(
             let meant = argument.name.as_ref().and_then(|name| nearest(&name.text, parameters));
             let help = meant.map(|m| format!("did you mean `{m}`?"));
             fault(span, message, help.unwrap_or(format!("its arguments are {}", either(&parameters))));
+            unknown |= argument.name.is_some();
             continue;
         };
         if bound[at].replace(&argument.value).is_some() {
@@ -212,7 +215,7 @@ fn bind<'a, const N: usize>(
         }
     }
     for (n, parameter) in parameters.iter().enumerate() {
-        if bound[n].is_none() && needed.contains(parameter) {
+        if bound[n].is_none() && needed.contains(parameter) && !unknown {
             let message = format!("`{}` needs `{parameter}`", call.text);
             let example = match *parameter {
                 "total" => "total = 400",

@@ -90,7 +90,10 @@ fn explicit(
     {
         let message = format!("the partition has {} stages for {} ranks", stages.len(), ranks.value);
         let found = Diagnostic::error("P0221", value.span.clone(), message).and_at(ranks.span.clone(), "the ranks");
-        cx.report(found.help(format!("write {} stages, or set `ranks = {}`", ranks.value, stages.len().max(1))));
+        cx.report(match stages.len() {
+            0 => found.help(format!("write {} stages", ranks.value)),
+            n => found.help(format!("write {} stages, or set `ranks = {n}`", ranks.value)),
+        });
         fine = false;
     }
     let layers = pieces.iter().map(|stage| stage.iter().flat_map(|p| p.at.clone()).map(|at| line.layer(at)).collect());
@@ -138,7 +141,7 @@ fn blocks(cx: &mut Context, value: &Value, from: &Number, to: Option<&Number>, l
             None
         }
         _ => {
-            let message = format!("the model has no such block: its {} are 0 to {}", line.blocks, line.blocks - 1);
+            let message = format!("the model has blocks 0 to {} only", line.blocks - 1);
             let found = Diagnostic::error("P0208", value.span.clone(), message);
             cx.report(found.help(format!("all blocks: `block 0..{}`", line.blocks)));
             None
@@ -181,11 +184,18 @@ fn covers(cx: &mut Context, value: &Value, line: &Line, pieces: &[&Piece]) -> bo
     if cx.found.len() > before {
         return false;
     }
-    let Some(pair) = pieces.windows(2).find(|pair| pair[0].at.end != pair[1].at.start) else { return true };
-    let message = format!("{} stands after {}", line.name(&pair[1].at), line.name(&pair[0].at));
-    let found = Diagnostic::error("P0220", pair[1].span.clone(), message).and_at(pair[0].span.clone(), "after this");
-    cx.report(found.help("write the layers in the order of the forward pass: `embed`, the blocks, `head`"));
-    false
+    let mut next = 0;
+    for piece in pieces {
+        if piece.at.start != next {
+            let (has, wants) = (line.name(&piece.at), line.name(&(next..next + 1)));
+            let message = format!("the partition has {has} where {wants} belongs");
+            let found = Diagnostic::error("P0220", piece.span.clone(), message);
+            cx.report(found.help("write the layers in the order of the forward pass: `embed`, the blocks, `head`"));
+            return false;
+        }
+        next = piece.at.end;
+    }
+    true
 }
 
 /// The runs of positions that no piece covers.

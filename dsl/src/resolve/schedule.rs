@@ -94,7 +94,7 @@ fn words(cx: &mut Context, clause: &Clause, form: &str) -> Option<String> {
 }
 
 fn wrong_form(cx: &mut Context, clause: &Clause, form: &str) {
-    let message = format!("`{}` can't be given so", clause.key.text);
+    let message = format!("`{}` has another form", clause.key.text);
     cx.report(Diagnostic::error("P0212", clause.span.clone(), message).help(format!("write `{form}`")));
 }
 
@@ -176,7 +176,7 @@ fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, upd
     }
     let keyword = &written.keyword;
     let kind = match (keyword.text.as_str(), &written.count) {
-        ("warmup", Some(count)) => Some(PhaseKind::Warmup(expr(cx, count, Scope { update, rounds: false })?)),
+        ("warmup", Some(count)) => expr(cx, count, Scope { update, rounds: false }).map(PhaseKind::Warmup),
         ("repeat", None) => Some(PhaseKind::Repeat),
         ("drain", None) => Some(PhaseKind::Drain),
         ("warmup", None) => {

@@ -47,7 +47,8 @@ pub(super) fn apply(file: &mut File, sets: &[Set], cx: &mut Context) -> Vec<Orig
 
 /// Adds to each diagnostic on a value from an override where the value came from.
 pub(super) fn note_origins(found: &mut [Diagnostic], origins: &[Origin]) {
-    for diagnostic in found {
+    // What is missing has no value.
+    for diagnostic in found.iter_mut().filter(|d| d.code != "P0204") {
         for label in &diagnostic.labels {
             for origin in origins.iter().filter(|o| o.span == label.span) {
                 let note = format!("the value is from the command line: `--set {}`", shown(&origin.text));
@@ -61,7 +62,7 @@ pub(super) fn note_origins(found: &mut [Diagnostic], origins: &[Origin]) {
 
 /// Printable and not too long.
 fn shown(text: &str) -> String {
-    text.chars().take(80).flat_map(char::escape_debug).filter(|c| *c != '\\').collect()
+    text.chars().take(80).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 struct Fault {

@@ -84,10 +84,10 @@ impl Context {
         let found = Diagnostic::error("P0205", name.span.clone(), format!("there is no unit `{}`", name.text));
         let all = BYTES.iter().chain(&TIMES).map(|(n, _)| *n);
         let wanted: Vec<&str> = wanted.iter().map(|(n, _)| *n).collect();
-        let meant = nearest(&name.text, wanted.iter().copied()).or_else(|| nearest(&name.text, all.clone()));
+        let meant = nearest(&name.text, wanted.iter().copied()).or_else(|| nearest(&name.text, all));
         self.report(match meant {
+            _ if wanted.is_empty() => found.help(format!("a plain number stands here: remove `{}`", name.text)),
             Some(meant) => found.help(format!("did you mean `{meant}`?")),
-            None if wanted.is_empty() => found.help(format!("remove `{}`, or add a comma before it", name.text)),
             None => found.help(format!("units here: {}", either(&wanted))),
         });
     }
