@@ -9,12 +9,12 @@ use crate::data::Batches;
 use crate::hyper;
 use crate::map::Kernels;
 use crate::rank::{Kind, Rank};
+use crate::reports::Reports;
 use crate::transport::local::{Channel, End, Links, Ticket};
 use artifact::ids::StageId;
 use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, variant};
 use artifact::stream::{Accumulation, Op};
 use std::cell::Cell;
-use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
 /// A stage finished an update.
@@ -80,7 +80,7 @@ impl<'a> Worker<'a> {
     ///
     /// # Errors
     /// [`GivenUp`] when the run has failed, here or on another rank.
-    pub fn train(&mut self, updates: u64, reports: &SyncSender<Report>) -> Result<(), GivenUp> {
+    pub fn train(&mut self, updates: u64, reports: &Reports) -> Result<(), GivenUp> {
         let (manifest, control) = (self.shared.manifest, self.shared.control);
         for (op, stage, at) in manifest.program.streams[self.rank.id.index()].segment(updates) {
             if op == Op::F && stage.index() == 0 {
@@ -88,6 +88,9 @@ impl<'a> Worker<'a> {
             }
             if control.skips(op, at) {
                 continue;
+            }
+            if control.failed() {
+                return Err(GivenUp);
             }
             self.doing.set(Some(Doing { op, stage, at }));
             let local = self.local(stage);
@@ -214,7 +217,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn update(&mut self, local: usize, update: u64, reports: &SyncSender<Report>) {
+    fn update(&mut self, local: usize, update: u64, reports: &Reports) {
         let stage = self.stage(local);
         self.write_hyper(local, update);
         self.run(local, Kind::U, &stage.bodies.u, update);
@@ -230,8 +233,7 @@ impl<'a> Worker<'a> {
             drift_max: self.rank.stages[local].drift_max,
             at: Instant::now(),
         };
-        // The receiver outlives the ranks; should it ever not, the run is over anyway.
-        let _ = reports.send(report);
+        reports.send(report);
     }
 
     /// Sum of an update's losses, in the order of its micro-batches.

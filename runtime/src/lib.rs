@@ -22,6 +22,7 @@ pub mod observe;
 pub mod progress;
 mod rank;
 pub mod replay;
+mod reports;
 mod run;
 mod segment;
 mod transport;

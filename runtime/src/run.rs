@@ -18,6 +18,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Instant;
 
+/// Keeps all counts of micro-batches and tokens within 64 bits.
+const UPDATES_MAX: u64 = 1 << 30;
+
 /// What to run, beside the bundle.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
@@ -71,8 +74,8 @@ fn execute(
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    if options.updates == 0 {
-        return Err(RunError::Usage("a run makes at least one update".into()));
+    if !(1..=UPDATES_MAX).contains(&options.updates) {
+        return Err(RunError::Usage(format!("a run makes 1 to {UPDATES_MAX} updates, not {}", options.updates)));
     }
     let data = Data::read(&options.data, &options.eval, options.holdout, manifest.data)?;
     let start = options.load.as_deref().map(|path| Weights::read(path, manifest)).transpose()?;

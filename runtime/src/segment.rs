@@ -6,17 +6,14 @@ use crate::error::RunError;
 use crate::executor::{Doing, Report, Shared, Worker};
 use crate::map::Kernels;
 use crate::rank::Rank;
+use crate::reports::Reports;
 use crate::transport::local::Links;
 use artifact::ids::RankId;
 use artifact::program::Manifest;
 use artifact::stream::Op;
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::mpsc::sync_channel;
 use std::thread;
-
-/// Reports that may wait for the observer before ranks wait for it.
-const REPORTS_WAITING_MAX: usize = 256;
 
 /// Looks at a transfer before a rank blocks, when every rank has a core: about 20 us.
 const SPINS: u32 = 2000;
@@ -54,16 +51,17 @@ impl<'a> Pipeline<'a> {
         let control = Control::new(updates * k, k, self.stop, &self.links);
         let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
         let shared = Shared { manifest, kernels, links, control: &control, batches, spins };
-        let (sender, receiver) = sync_channel(REPORTS_WAITING_MAX);
+        let reports = &Reports::new(self.ranks.len());
         let refused = thread::scope(|scope| {
             for rank in &mut self.ranks {
-                let sender = sender.clone();
-                let train = move |w: &mut Worker<'_>| w.train(updates, &sender);
-                scope.spawn(move || guarded(shared, rank, updates_before, train));
+                scope.spawn(move || {
+                    // A failure is recorded in the control.
+                    let _ = guarded(shared, rank, updates_before, |w| w.train(updates, reports));
+                    reports.close();
+                });
             }
-            drop(sender);
             let mut refused = None;
-            for report in receiver {
+            while let Some(report) = reports.next() {
                 if refused.is_none()
                     && let Err(error) = take(report)
                 {

@@ -1,0 +1,16 @@
+//! Tests of the runtime with a toy pipeline whose kernels are written in Rust: no compiler, no LLVM.
+
+mod bundle;
+
+mod files;
+
+mod memory;
+
+mod replaying;
+
+mod toy;
+
+mod training;
+
+#[global_allocator]
+static ALLOCATOR: memory::Counting = memory::Counting;
