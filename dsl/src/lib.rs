@@ -16,7 +16,7 @@ mod suggest;
 
 pub use explain::{codes, explain};
 pub use parse::parse;
-pub use resolve::{Set, resolve};
+pub use resolve::{Set, resolve, with_sets};
 
 /// Reads `text` with the overrides `sets`. The specification is there unless a diagnostic is an error; diagnostics are in
 /// the order of the text.

@@ -246,7 +246,7 @@ impl<'t> Reader<'t> {
     fn fault(&mut self, fault: Fault) {
         let foreign = self.foreign.binary_search(&fault.span.start).is_ok();
         let ends = fault.left <= 1;
-        if !foreign && !(ends && self.cut) {
+        if !(foreign || ends && self.cut) {
             self.found.push(fault.diagnostic());
         }
     }

@@ -14,7 +14,7 @@ mod set;
 mod values;
 
 pub(crate) use schedule::lower;
-pub use set::Set;
+pub use set::{Set, with_sets};
 
 use crate::ast::{Block, Entry, File, Item};
 use crate::diag::Diagnostic;

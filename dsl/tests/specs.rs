@@ -198,3 +198,59 @@ fn operators_bind_as_usual() {
     assert_eq!(count("min(M, P - s)"), count("min(M, (P) - s)"));
     assert!(count("max(-1, P / 2)").contains("Number(-1)"));
 }
+
+/// A specification without its places.
+fn meaning(mut spec: Spec) -> String {
+    spec.schedule.span = 0..0;
+    spec.schedule.order.iter_mut().for_each(|phase| {
+        phase.span = 0..0;
+        phase.body.iter_mut().for_each(|step| step.span = 0..0);
+    });
+    let text = format!("{spec:?}");
+    let mut kept = String::new();
+    for part in text.split("span: ") {
+        let digits = |c: char| c.is_ascii_digit() || c == '.';
+        kept += if kept.is_empty() { part } else { part.trim_start_matches(digits) };
+    }
+    kept
+}
+
+#[test]
+fn a_text_with_overrides_means_the_same() {
+    let bare = small("// the end");
+    let word = small("optimizer = adamw");
+    let sets = [
+        "pipeline.accumulate=16",
+        "pipeline.fuse=off",
+        "staleness.drift=9",
+        "staleness.delay<=3",
+        "require.bubble=50 %",
+        "optimizer.lr=0.5",
+        "optimizer.eps=1e-6",
+        "machine.cost.F=1 ms",
+        "machine.cost.B=2 ms",
+        "machine.memory=1 GiB",
+        "pipeline.schedule=gpipe",
+        "optimizer=sgd { lr = 0.1 }",
+        "optimizer.momentum=0.5",
+        "pipeline.boundary=every 5 updates",
+        "machine.cost.F=3 ms",
+    ];
+    let model = ["layers=8", "width=64", "heads=4", "context=8", "vocab=9"].map(|m| format!("model.{m}"));
+    for text in [DESIGN, &bare, &word] {
+        for count in 1..=sets.len() {
+            let mut some: Vec<Set> = sets[..count].iter().map(|s| Set((*s).into())).collect();
+            if sets[..count].last() == Some(&"machine.cost.F=1 ms") {
+                // Alone it is no cost.
+                continue;
+            }
+            some.extend(model.iter().map(|m| Set(m.clone())));
+            some.push(Set("pipeline.microbatch=2".into()));
+            let rewritten = dsl::with_sets(text, &some);
+            let (spec, found) = dsl::load(text, &some);
+            assert_eq!(found, []);
+            assert_eq!(meaning(load(&rewritten, &[])), meaning(spec.expect("valid")), "{rewritten}");
+        }
+    }
+    assert_eq!(dsl::with_sets(&bare, &[Set("pipelin.accumulate=2".into()), Set("x".into())]), bare);
+}

@@ -31,6 +31,17 @@ struct Parts<'a> {
     value: &'a str,
 }
 
+impl Parts<'_> {
+    /// The sign that was typed for a bound, else the one that the key has.
+    fn relation(&self) -> Relation {
+        match self.path[..] {
+            _ if self.relation.is_some() => self.relation.unwrap_or(Relation::Assign),
+            ["staleness", "drift" | "delay"] | ["require", _] => Relation::Compare(CmpOp::Le),
+            _ => Relation::Assign,
+        }
+    }
+}
+
 /// Applies `sets` in order. What is wrong with one is reported, and the others are applied.
 pub(super) fn apply(file: &mut File, sets: &[Set], cx: &mut Context) -> Vec<Origin> {
     let mut origins = Vec::new();
@@ -43,6 +54,60 @@ pub(super) fn apply(file: &mut File, sets: &[Set], cx: &mut Context) -> Vec<Orig
         }
     }
     origins
+}
+
+/// The text of a file that means the same as `text` with `sets`. Overrides that are wrong are left out.
+pub fn with_sets(text: &str, sets: &[Set]) -> String {
+    let mut text = text.to_owned();
+    for Set(set) in sets {
+        let (before, _) = crate::parse(&text);
+        let mut after = before.clone();
+        if let Ok(parts) = take_apart(set)
+            && let Ok(at) = apply_one(&mut after, &parts)
+        {
+            let written = written(&before, &parts, &at);
+            text.replace_range(at, &written);
+        }
+    }
+    text
+}
+
+/// What goes to `at`: the value where it replaces one, else the entry, with the blocks around it that `file` lacks.
+fn written(file: &File, parts: &Parts<'_>, at: &Span) -> String {
+    let value = parts.value.trim();
+    if !at.is_empty() {
+        return value.to_owned();
+    }
+    let has = |word: &str| {
+        file.items.iter().any(|item| match item {
+            Item::Block(block) => block.keyword.text == word,
+            Item::Entry(entry) => entry.key.text == word,
+            Item::Schedule(_) => false,
+        })
+    };
+    let sign = if parts.relation() == Relation::Assign { "=" } else { "<=" };
+    let entry = |key: &str| format!("{key} {sign} {value}");
+    match parts.path[..] {
+        ["optimizer", key] if !has("optimizer") => format!("\noptimizer = adamw {{ {} }}\n", entry(key)),
+        ["optimizer", key] if optimizer_is_word(file) => format!(" {{ {} }}", entry(key)),
+        [key] => format!("\n{}\n", entry(key)),
+        ["machine", "cost", key] if !has("machine") => format!("\nmachine {{ cost {{ {} }} }}\n", entry(key)),
+        ["machine", "cost", key] if !has_cost(file) => format!(", cost {{ {} }} ", entry(key)),
+        ["model", key] if !has("model") => format!("\nmodel gpt {{ {} }}\n", entry(key)),
+        [keyword, key] if !has(keyword) => format!("\n{keyword} {{ {} }}\n", entry(key)),
+        [.., key] => format!(", {} ", entry(key)),
+        [] => String::new(),
+    }
+}
+
+fn optimizer_is_word(file: &File) -> bool {
+    let word = |e: &Entry| e.key.text == "optimizer" && matches!(e.value.kind, ValueKind::Word(_));
+    file.items.iter().any(|item| matches!(item, Item::Entry(e) if word(e)))
+}
+
+fn has_cost(file: &File) -> bool {
+    let cost = |b: &Block| b.keyword.text == "machine" && b.body.entries.iter().any(|e| e.key.text == "cost");
+    file.items.iter().any(|item| matches!(item, Item::Block(b) if cost(b)))
 }
 
 /// Adds to each diagnostic on a value from an override where the value came from.
@@ -102,7 +167,7 @@ fn apply_one(file: &mut File, parts: &Parts<'_>) -> Result<Span, Fault> {
         }
         ["optimizer", key] => {
             let body = optimizer_body(optimizer_entry(file))?;
-            put(body, key, Relation::Assign, parts)
+            put(body, key, parts)
         }
         ["machine", "cost", key] => {
             known(key, &super::cost::COST, "machine.cost.")?;
@@ -118,16 +183,14 @@ fn apply_one(file: &mut File, parts: &Parts<'_>) -> Result<Span, Fault> {
             }
             let cost = body.entries.iter_mut().find(|e| e.key.text == "cost").map(|e| &mut e.value.kind);
             match cost {
-                Some(ValueKind::Record(None, body)) => put(body, key, Relation::Assign, parts),
+                Some(ValueKind::Record(None, body)) => put(body, key, parts),
                 _ => Err(unreadable("`cost` in the file is not a block".into())),
             }
         }
         [keyword, key] => {
             let Some(keys) = BLOCKS.iter().find(|k| k.block == keyword) else { return Err(no_block(keyword)) };
             known(key, keys, &format!("{keyword}."))?;
-            let bound = matches!((keyword, key), ("staleness", "drift" | "delay") | ("require", _));
-            let relation = if bound { Relation::Compare(CmpOp::Le) } else { Relation::Assign };
-            put(block(file, keyword), key, relation, parts)
+            put(block(file, keyword), key, parts)
         }
         [key] => match BLOCKS.iter().find(|k| k.known.contains(&key)) {
             Some(keys) => Err(unknown(key, format!("did you mean `{}.{key}`?", keys.block))),
@@ -169,17 +232,17 @@ fn read(parts: &Parts<'_>, at: &Span) -> Result<Value, Fault> {
 }
 
 /// Gives `key` the value, in place of the one that is there or at the end of the block.
-fn put(body: &mut Body, key: &str, relation: Relation, parts: &Parts<'_>) -> Result<Span, Fault> {
-    let relation = parts.relation.unwrap_or(relation);
+fn put(body: &mut Body, key: &str, parts: &Parts<'_>) -> Result<Span, Fault> {
     if let Some(entry) = body.entries.iter_mut().find(|e| e.key.text == key) {
         let at = entry.value.span.clone();
         entry.value = read(parts, &at)?;
-        entry.relation = relation;
+        entry.relation = parts.relation();
         return Ok(at);
     }
     let at = end_of(body);
     let value = read(parts, &at)?;
-    body.entries.push(Entry { key: Name { text: key.into(), span: at.clone() }, relation, value });
+    let key = Name { text: key.into(), span: at.clone() };
+    body.entries.push(Entry { key, relation: parts.relation(), value });
     Ok(at)
 }
 
