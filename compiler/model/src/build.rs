@@ -210,10 +210,7 @@ impl Lower<'_> {
     }
 
     fn sink_operands(&self, step: &Step, sink: Sink, args: &mut Vec<Place>) {
-        let gradients = &self.plan.derivative.gradients;
-        let index =
-            gradients.iter().position(|g| *g == step.outputs[0]).expect("a weight step makes a parameter's gradient");
-        let param = &self.layout.params[index];
+        let param = &self.layout.params[self.plan.derivative.gradients[&step.outputs[0]].index()];
         let accumulator = || param.gradient.expect("a gradient that is not used up at once has an accumulator");
         match sink {
             Sink::Store | Sink::Add => args.push(accumulator()),

@@ -29,8 +29,8 @@ pub struct Derivative {
     pub output_gradient: Option<ValueId>,
     /// Gradient of the stage's input; none on the first stage.
     pub input_gradient: Option<ValueId>,
-    /// Gradients by parameter, in parameter order.
-    pub gradients: Vec<ValueId>,
+    /// The parameter of each gradient; every parameter has one.
+    pub gradients: HashMap<ValueId, ParamId>,
 }
 
 /// Differentiates a stage.
@@ -39,7 +39,7 @@ pub fn derivative(stage: &StageGraph) -> Result<Derivative, ShapeError> {
         forward: &stage.graph,
         graph: stage.graph.with_same_values(),
         cotangents: HashMap::new(),
-        gradients: vec![None; stage.params.len()],
+        gradients: HashMap::new(),
     };
     let output_gradient = stage.output.map(|output| {
         let shape = stage.graph.value(output).shape.clone();
@@ -53,7 +53,7 @@ pub fn derivative(stage: &StageGraph) -> Result<Derivative, ShapeError> {
     Ok(Derivative {
         output_gradient,
         input_gradient: stage.input.map(|input| reverse.cotangents[&input]),
-        gradients: reverse.gradients.into_iter().map(|g| g.expect("every parameter reaches the loss")).collect(),
+        gradients: reverse.gradients,
         graph: reverse.graph,
     })
 }
@@ -63,7 +63,7 @@ struct Reverse<'a> {
     graph: Graph,
     /// Gradient of each forward value, summed so far.
     cotangents: HashMap<ValueId, ValueId>,
-    gradients: Vec<Option<ValueId>>,
+    gradients: HashMap<ValueId, ParamId>,
 }
 
 impl Reverse<'_> {
@@ -128,11 +128,11 @@ impl Reverse<'_> {
 
     /// Adds a node for the gradient of a parameter.
     fn weight(&mut self, param: ValueId, op: Op, operands: &[ValueId]) -> Result<(), ShapeError> {
-        let Source::Param(ParamId(id)) = self.forward.value(param).source else {
+        let Source::Param(id) = self.forward.value(param).source else {
             unreachable!("the second operand of a linear operation is a parameter")
         };
         let gradient = self.graph.push_one(Part::Weight, op, operands)?;
-        self.gradients[id as usize] = Some(gradient);
+        self.gradients.insert(gradient, id);
         Ok(())
     }
 

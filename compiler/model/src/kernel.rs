@@ -12,7 +12,7 @@
 pub enum KernelOp {
     /// tokens u32[rows], tok [vocab, width], pos [context, width] -> x [rows, width]; rows = sequences*context.
     Embed { sequences: u32, context: u32, width: u32, vocab: u32 },
-    /// Gradient of one embedding table. `Token`: tokens u32[rows], dx [rows, width]; `Position`: dx only. Then the sink's operands.
+    /// Gradient of one embedding table. `Token`: tokens u32[rows], dx [rows, width]; `Position`: dx only (`vocab` is 0). Then the sink's operands.
     /// The gradient's row r is the sum over the rows that used it, ascending, from zero.
     EmbedGrad { table: Table, sequences: u32, context: u32, width: u32, vocab: u32, sink: Sink },
     /// x [rows, width], gain [width], bias [width] -> y [rows, width], mean [rows], rstd [rows]. eps 1e-5.
@@ -34,7 +34,7 @@ pub enum KernelOp {
     /// targets u32[rows], scale f32[1] is a constant of the kernel (`scale_bits`), logits inout [rows, vocab] -> loss f64[1].
     /// loss = sum over rows of -log softmax(logits)[target] (f64 sum, ascending); logits become (softmax - onehot) * scale.
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
-    /// Unfused update: g [len], then inout w, states…, hyper.  See [`Sink::Update`].
+    /// Unfused update: g [len], then inout w, states…, then hyper f32[8] (read) last. See [`Sink::Update`].
     Update { len: u64, optimizer: OptimizerKind },
 }
 

@@ -1,7 +1,8 @@
 //! The whole gradient of a small odd GPT against finite differences, and equal for every cut, order and form of the update.
 
-use crate::machine::{Machine, Random};
+use crate::machine::{Machine, Random, Setting};
 use crate::programs::{flush, on_ranks};
+use artifact::program::Optimizer;
 use artifact::stream::Program;
 use dsl::spec::{At, Layer, Partition};
 use model::build::{Build, Input, build};
@@ -28,6 +29,13 @@ fn data(mb: u64) -> (Vec<f64>, Vec<f64>) {
     (ids(), ids())
 }
 
+const ADAMW: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+const SGD: Optimizer = Optimizer::Sgd { momentum: 0.9, decay: 0.1 };
+
+fn setting<'a>(optimizer: Optimizer, weight: &'a dyn Fn(&str, u64) -> f64) -> Setting<'a> {
+    Setting { data: &data, weight, optimizer, learning_rate: &|_| 1e-2 }
+}
+
 fn cut(stages: u32) -> Vec<Vec<Layer>> {
     partition(&DIMS, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
 }
@@ -41,7 +49,7 @@ fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
 
 /// Mean loss of the first update's micro-batches under the given weights.
 fn loss(build: &Build, program: &Program, weight: &dyn Fn(&str, u64) -> f64) -> f64 {
-    let mut machine = Machine::new(build, program, OptimizerKind::Sgd, &data, weight);
+    let mut machine = Machine::new(build, program, setting(SGD, weight));
     machine.run(1);
     let tokens = f64::from(program.accumulate * DIMS.rows());
     machine.losses.values().sum::<f64>() / tokens
@@ -49,7 +57,7 @@ fn loss(build: &Build, program: &Program, weight: &dyn Fn(&str, u64) -> f64) -> 
 
 fn gradients(program: &Program) -> HashMap<String, Vec<f64>> {
     let build = built(program, false, OptimizerKind::Sgd);
-    let mut machine = Machine::new(&build, program, OptimizerKind::Sgd, &data, &weight);
+    let mut machine = Machine::new(&build, program, setting(SGD, &weight));
     machine.run(1);
     machine.gradients()
 }
@@ -105,13 +113,13 @@ fn every_cut_and_order_gives_the_same_gradient() {
 
 #[test]
 fn a_fused_update_is_the_unfused_one() {
-    for optimizer in [OptimizerKind::AdamW, OptimizerKind::Sgd] {
+    for (optimizer, kind) in [(ADAMW, OptimizerKind::AdamW), (SGD, OptimizerKind::Sgd)] {
         for (stages, k, split) in [(1, 1, false), (2, 1, false), (2, 3, false), (2, 3, true), (3, 1, true)] {
             let program = flush(stages, k, split);
             let trained = |fuse: bool| {
-                let build = built(&program, fuse, optimizer);
+                let build = built(&program, fuse, kind);
                 assert_eq!(build.memory[0].gradients == 0, fuse && k == 1);
-                let mut machine = Machine::new(&build, &program, optimizer, &data, &weight);
+                let mut machine = Machine::new(&build, &program, setting(optimizer, &weight));
                 machine.run(3);
                 machine.weights()
             };

@@ -199,10 +199,16 @@ fn bias_grad(call: &mut Call, width: usize, sink: Sink) {
 fn mat_mul(call: &mut Call, matmul: &MatMul) {
     let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|d| d as usize);
     let (a, b) = (call.read(), call.read());
-    let a_at = |i: usize, p: usize| if matmul.form == Form::TN { a[p * m + i] } else { a[i * k + p] };
-    let b_at = |p: usize, j: usize| if matmul.form == Form::NT { b[j * k + p] } else { b[p * n + j] };
-    let element = |i: usize, j: usize| (0..k).map(|p| a_at(i, p) * b_at(p, j)).sum::<f64>();
-    let mut c: Vec<f64> = (0..m * n).map(|e| element(e / n, e % n)).collect();
+    // Cells from one row, and from one column, to the next.
+    let (a_row, a_column) = if matmul.form == Form::TN { (1, m) } else { (k, 1) };
+    let (b_row, b_column) = if matmul.form == Form::NT { (1, k) } else { (n, 1) };
+    let mut c = vec![0.0; m * n];
+    for (i, row) in c.chunks_mut(n).enumerate() {
+        for p in 0..k {
+            let a = a[i * a_row + p * a_column];
+            row.iter_mut().enumerate().for_each(|(j, c)| *c += a * b[p * b_row + j * b_column]);
+        }
+    }
     let add_bias = |c: &mut [f64], bias: Vec<f64>| c.iter_mut().enumerate().for_each(|(e, c)| *c += bias[e % n]);
     match matmul.epilogue {
         Epilogue::Store => {}

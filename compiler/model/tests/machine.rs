@@ -3,10 +3,9 @@
 
 use crate::interpreter::{Arena, execute};
 use artifact::ids::StageId;
-use artifact::program::{Call, HYPER_LEN, Place, variant};
+use artifact::program::{Call, HYPER_LEN, Optimizer, Place, variant};
 use artifact::stream::{Op, Program};
 use model::build::Build;
-use model::kernel::OptimizerKind;
 use std::collections::{HashMap, VecDeque};
 
 /// Random numbers, 64 bits each.
@@ -26,44 +25,67 @@ impl Random {
     }
 }
 
+/// What a run reads from outside.
+#[derive(Clone, Copy)]
+pub struct Setting<'a> {
+    /// Token ids by micro-batch: inputs and targets.
+    pub data: &'a dyn Fn(u64) -> (Vec<f64>, Vec<f64>),
+    /// Initial value by parameter name and element.
+    pub weight: &'a dyn Fn(&str, u64) -> f64,
+    pub optimizer: Optimizer,
+    /// Learning rate by 0-based update.
+    pub learning_rate: &'a dyn Fn(u64) -> f64,
+}
+
+impl Setting<'_> {
+    /// The hyper-parameters of an update, with and without decay: see [`HYPER_LEN`].
+    fn hyper(&self, update: u64) -> [[f64; HYPER_LEN]; 2] {
+        let (lr, step) = ((self.learning_rate)(update), update as i32 + 1);
+        match self.optimizer {
+            Optimizer::AdamW { beta1: b1, beta2: b2, eps, decay } => {
+                let corrected = lr / (1.0 - b1.powi(step));
+                let with =
+                    |decay| [b1, 1.0 - b1, b2, 1.0 - b2, 1.0 / (1.0 - b2.powi(step)), eps, corrected, 1.0 - lr * decay];
+                [with(decay), with(0.0)]
+            }
+            Optimizer::Sgd { momentum, decay } => {
+                let with = |decay| [momentum, 0.0, 0.0, 0.0, 0.0, 0.0, lr, 1.0 - lr * decay];
+                [with(decay), with(0.0)]
+            }
+        }
+    }
+}
+
 /// A pipeline in one thread.
 pub struct Machine<'a> {
     pub build: &'a Build,
     program: &'a Program,
+    setting: Setting<'a>,
     /// By rank.
     pub arenas: Vec<Arena>,
-    optimizer: OptimizerKind,
-    /// Token ids by micro-batch: inputs and targets.
-    data: &'a dyn Fn(u64) -> (Vec<f64>, Vec<f64>),
     /// What is under way, by sending stage and direction (true: forward).
     transfers: HashMap<(StageId, bool), VecDeque<(u64, Vec<f64>)>>,
     /// Summed cross-entropy by micro-batch.
     pub losses: HashMap<u64, f64>,
-    /// Micro-batch and updates between F and B (or I), counted.
-    pub drift_max: u64,
+    /// By stage: most updates between F and B (or I), counted by the version words.
+    pub drift_max: Vec<u64>,
 }
 
 impl<'a> Machine<'a> {
-    /// Parameters by name: `weight(name, element)`.
-    pub fn new(
-        build: &'a Build,
-        program: &'a Program,
-        optimizer: OptimizerKind,
-        data: &'a dyn Fn(u64) -> (Vec<f64>, Vec<f64>),
-        weight: &dyn Fn(&str, u64) -> f64,
-    ) -> Machine<'a> {
+    /// A pipeline at its start.
+    pub fn new(build: &'a Build, program: &'a Program, setting: Setting<'a>) -> Machine<'a> {
         let mut arenas: Vec<Arena> = build.memory.iter().map(|m| Arena::new(m.total)).collect();
         for stage in &build.stages {
             let arena = &mut arenas[stage.rank.index()];
             for param in &stage.params {
                 let cells = cells(&param.weight, 0);
-                (0..).zip(&mut arena.cells[cells]).for_each(|(i, cell)| *cell = weight(&param.name, i));
+                (0..).zip(&mut arena.cells[cells]).for_each(|(i, cell)| *cell = (setting.weight)(&param.name, i));
                 param.state.iter().for_each(|s| arena.cells[self::cells(s, 0)].fill(0.0));
             }
             arena.cells[cells(&stage.io.version, 0)].fill(0.0);
         }
-        let (transfers, losses) = (HashMap::new(), HashMap::new());
-        Machine { build, program, arenas, optimizer, data, transfers, losses, drift_max: 0 }
+        let drift_max = vec![0; build.stages.len()];
+        Machine { build, program, setting, arenas, transfers: HashMap::new(), losses: HashMap::new(), drift_max }
     }
 
     /// Runs a segment of `updates` updates.
@@ -109,7 +131,7 @@ impl<'a> Machine<'a> {
         match op {
             Op::F => {
                 self.receive(id, io.recv_f, StageId(id.0.wrapping_sub(1)), true, mb);
-                let (tokens, targets) = (self.data)(mb);
+                let (tokens, targets) = (self.setting.data)(mb);
                 self.fill(id, io.tokens, mb, &tokens);
                 self.fill(id, io.targets, mb, &targets);
                 let version = self.word(id, &io.version, 0);
@@ -178,24 +200,13 @@ impl<'a> Machine<'a> {
     fn count_drift(&mut self, stage: StageId, mb: u64) {
         let io = &self.build.stages[stage.index()].io;
         let (now, seen) = (self.word(stage, &io.version, 0), self.word(stage, &io.version_seen, mb));
-        self.drift_max = self.drift_max.max((now - seen) as u64);
+        let most = &mut self.drift_max[stage.index()];
+        *most = (*most).max((now - seen) as u64);
     }
 
     fn hyper(&mut self, stage: StageId) {
         let io = &self.build.stages[stage.index()].io;
-        let step = self.word(stage, &io.version, 0) as i32 + 1;
-        let (lr, decay) = (1e-2, 0.1);
-        let vector = |decay: f64| -> [f64; HYPER_LEN] {
-            match self.optimizer {
-                OptimizerKind::AdamW => {
-                    let (b1, b2) = (0.9f64, 0.95f64);
-                    let corrected = lr / (1.0 - b1.powi(step));
-                    [b1, 1.0 - b1, b2, 1.0 - b2, 1.0 / (1.0 - b2.powi(step)), 1e-8, corrected, 1.0 - lr * decay]
-                }
-                OptimizerKind::Sgd => [0.9, 0.0, 0.0, 0.0, 0.0, 0.0, lr, 1.0 - lr * decay],
-            }
-        };
-        let both = [vector(decay), vector(0.0)].concat();
+        let both = self.setting.hyper(self.word(stage, &io.version, 0) as u64).concat();
         self.fill(stage, Some(io.hyper), 0, &both);
     }
 

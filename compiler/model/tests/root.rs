@@ -6,4 +6,5 @@ mod interpreter;
 mod machine;
 mod partitions;
 mod programs;
+mod schedules;
 mod temporaries;

@@ -1,0 +1,178 @@
+//! Library schedules on the builds made for them, against PyTorch's losses (tests/golden, by scripts/golden.py): plan, graph, derivative,
+//! memory and calls together, with the interpreter in place of compiled kernels. What is left to compare is rounding.
+
+use crate::machine::{Machine, Setting};
+use artifact::program::Optimizer;
+use artifact::stream::Program;
+use dsl::spec::{At, Partition};
+use model::build::{Build, Input, build};
+use model::dims::Dims;
+use model::kernel::OptimizerKind;
+use model::partition::partition;
+use model::target::CpuClass;
+use model::verify::verify;
+use serde_json::Value;
+
+/// A golden file.
+struct Golden {
+    json: Value,
+    dims: Dims,
+    tokens: Vec<u8>,
+}
+
+impl Golden {
+    fn read(name: &str) -> Golden {
+        let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../");
+        let text = std::fs::read_to_string(format!("{root}tests/golden/{name}.json")).expect("a golden file");
+        let json: Value = serde_json::from_str(&text).expect("JSON");
+        let tokens = std::fs::read(format!("{root}{}", json["data"].as_str().unwrap())).expect("its data");
+        let size = |key: &str| json["model"][key].as_u64().unwrap() as u32;
+        let microbatch = json["pipeline"]["microbatch"].as_u64().unwrap() as u32;
+        let [layers, width, heads, context, vocab] = ["layers", "width", "heads", "context", "vocab"].map(size);
+        Golden { dims: Dims { layers, width, heads, context, vocab, microbatch }, json, tokens }
+    }
+
+    fn accumulate(&self) -> u32 {
+        self.json["pipeline"]["accumulate"].as_u64().unwrap() as u32
+    }
+
+    fn optimizer(&self) -> (Optimizer, OptimizerKind) {
+        let number = |key: &str| self.json["optimizer"][key].as_f64().unwrap();
+        let decay = number("decay");
+        if self.json["optimizer"]["kind"] == "sgd" {
+            return (Optimizer::Sgd { momentum: number("momentum"), decay }, OptimizerKind::Sgd);
+        }
+        let (beta1, beta2, eps) = (number("beta1"), number("beta2"), number("eps"));
+        (Optimizer::AdamW { beta1, beta2, eps, decay }, OptimizerKind::AdamW)
+    }
+
+    fn learning_rate(&self, update: u64) -> f64 {
+        let lr = &self.json["optimizer"]["lr"];
+        let Some(peak) = lr["peak"].as_f64() else { return lr.as_f64().unwrap() };
+        let [warmup, total, floor] = ["warmup", "total", "floor"].map(|key| lr[key].as_f64().unwrap());
+        let u = update as f64;
+        if u < warmup {
+            return peak * (u + 1.0) / warmup;
+        }
+        let part = ((u - warmup) / (total - warmup)).min(1.0);
+        floor + (peak - floor) * (1.0 + (std::f64::consts::PI * part).cos()) / 2.0
+    }
+
+    fn seed(&self) -> u64 {
+        self.json["seed"].as_u64().unwrap()
+    }
+
+    /// Inputs and targets of a micro-batch.
+    fn data(&self, mb: u64) -> (Vec<f64>, Vec<f64>) {
+        let context = u64::from(self.dims.context);
+        let sequences = (0..u64::from(self.dims.microbatch)).map(|row| mb * u64::from(self.dims.microbatch) + row);
+        let start = |q: u64| draw(self.seed(), "data", q) % (self.tokens.len() as u64 - context);
+        let starts: Vec<u64> = sequences.map(start).collect();
+        let read = |shift: u64| {
+            let tokens = starts.iter().flat_map(|s| (0..context).map(move |t| s + t + shift));
+            tokens.map(|t| f64::from(self.tokens[t as usize])).collect()
+        };
+        (read(0), read(1))
+    }
+
+    fn weight(&self, name: &str, element: u64) -> f64 {
+        let std = match name {
+            _ if name.ends_with("gain") => return 1.0,
+            _ if name.ends_with("bias") => return 0.0,
+            _ if name.ends_with("attn.out.weight") || name.ends_with("mlp.down.weight") => {
+                0.02 / f64::from(2 * self.dims.layers).sqrt()
+            }
+            _ => 0.02,
+        };
+        let uniform = |i: u64| (draw(self.seed(), name, i) >> 11) as f64 / (1u64 << 53) as f64;
+        let (u1, u2) = (1.0 - uniform(2 * element), uniform(2 * element + 1));
+        let normal = (-2.0 * u1.ln()).sqrt() * (2.0 * std::f64::consts::PI * u2).cos();
+        f64::from((std * normal) as f32)
+    }
+
+    /// Mean loss of each of the first `updates` updates, and the largest drift of each stage.
+    fn train(&self, schedule: &str, ranks: u32, updates: u64) -> (Vec<f64>, Vec<u64>) {
+        let program = program(schedule, ranks, self.accumulate());
+        let (optimizer, kind) = self.optimizer();
+        let build = built(&self.dims, &program, kind);
+        let setting = Setting {
+            data: &|mb| self.data(mb),
+            weight: &|name, element| self.weight(name, element),
+            optimizer,
+            learning_rate: &|update| self.learning_rate(update),
+        };
+        let mut machine = Machine::new(&build, &program, setting);
+        machine.run(updates);
+        let k = u64::from(self.accumulate());
+        let tokens = f64::from(self.accumulate() * self.dims.rows());
+        let mean = |u: u64| (u * k..(u + 1) * k).map(|mb| machine.losses[&mb]).sum::<f64>() / tokens;
+        ((0..updates).map(mean).collect(), machine.drift_max)
+    }
+
+    /// Trains and compares with the losses under `key`.
+    fn check(&self, key: &str, schedule: &str, ranks: u32, updates: u64) -> Vec<u64> {
+        let (losses, drift) = self.train(schedule, ranks, updates);
+        let wanted = self.json[key].as_array().unwrap().iter().map(|l| l.as_f64().unwrap());
+        for (u, (loss, wanted)) in losses.iter().zip(wanted).enumerate() {
+            // Both in f64; the file has nine digits, the loss's scale is an f32.
+            let error = (loss / wanted - 1.0).abs();
+            assert!(error < 2e-7, "{schedule} on {ranks} ranks, update {u}: {loss}, and PyTorch {wanted}");
+        }
+        drift
+    }
+}
+
+fn splitmix(z: u64) -> u64 {
+    let z = z.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+fn draw(seed: u64, name: &str, i: u64) -> u64 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    splitmix(splitmix(seed ^ hash).wrapping_add(i))
+}
+
+fn program(name: &str, ranks: u32, k: u32) -> Program {
+    let schedule = dsl::library::schedule(name).expect("a library schedule");
+    plan::expand(&schedule, plan::Shape::new(ranks, k)).expect("a sound schedule")
+}
+
+fn built(dims: &Dims, program: &Program, optimizer: OptimizerKind) -> Build {
+    let stages = program.rank_of_stage.len() as u32;
+    let partition = partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap();
+    let input = Input { dims: *dims, partition: &partition, fuse: true, optimizer, program, cpu: CpuClass::X86V4 };
+    let build = build(&input);
+    verify(&build).unwrap();
+    build
+}
+
+#[test]
+fn synchronous_training_is_pytorchs() {
+    assert_eq!(Golden::read("odd").check("losses_f64", "one_f_one_b", 1, 20), [0]);
+    assert_eq!(Golden::read("adamw").check("losses_f64", "one_f_one_b", 4, 4), [0; 4]);
+    assert_eq!(Golden::read("sgd").check("losses_f64", "gpipe", 2, 4), [0; 2]);
+}
+
+#[test]
+fn asynchronous_training_is_the_emulators() {
+    for (name, updates) in [("async_k1", 10), ("async_sgd", 10), ("async_k4", 4)] {
+        let golden = Golden::read(name);
+        let drift = golden.check("losses_f64", "async_1f1b", 4, updates);
+        let wanted: Vec<u64> =
+            golden.json["drift_max"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap()).collect();
+        assert_eq!(drift, wanted, "{name}");
+        golden.check("losses_flush_f64", "gpipe", 1, 2);
+    }
+}
+
+#[test]
+fn synchronous_schedules_give_the_same_losses_on_any_number_of_ranks() {
+    let golden = Golden::read("odd");
+    let reference = golden.train("gpipe", 1, 2).0;
+    for (schedule, ranks) in [("gpipe", 2), ("gpipe", 3), ("one_f_one_b", 1), ("one_f_one_b", 2), ("one_f_one_b", 3)] {
+        assert_eq!(golden.train(schedule, ranks, 2).0, reference, "{schedule} on {ranks} ranks");
+    }
+}
