@@ -6,24 +6,35 @@
 //!
 //! Sizes may depend on the operation and its tiles only, and never on the sink of a weight gradient more than the
 //! lowering forces it to. [`scratch_bytes`] rounds up to 64.
+//!
+//! After a change here `INSTA_UPDATE=always cargo test -p paceline-model builds` rewrites the snapshots of bench-gpt.
 
 use crate::blocking::Blocking;
-use crate::kernel::{KernelOp, MatMul, Tiles};
+use crate::kernel::{KernelOp, MatMul, Table, Tiles};
 use crate::target::CpuClass;
 
 /// Scratch of a kernel, a multiple of 64. `tiles` is there for matmuls.
-pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, _cpu: CpuClass) -> u64 {
+pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64 {
     let bytes = match op {
         KernelOp::MatMul(matmul) => matmul_bytes(matmul, tiles.expect("a matmul has tiles")),
         KernelOp::Embed { .. } => 0,
-        KernelOp::EmbedGrad { .. } => 0,
+        KernelOp::EmbedGrad { table: Table::Token, sequences, context, width, vocab, .. } => {
+            token_gradient_bytes(u64::from(*sequences) * u64::from(*context), (*width).into(), (*vocab).into())
+        }
+        KernelOp::EmbedGrad { table: Table::Position, context, width, .. } => {
+            column_sum_bytes(u64::from(*context) * u64::from(*width), cpu)
+        }
         KernelOp::LayerNorm { .. } => 0,
         KernelOp::LayerNormGrad { .. } => 0,
-        KernelOp::GainGrad { .. } => 0,
-        KernelOp::BiasGrad { .. } => 0,
-        KernelOp::Attention { .. } => 0,
-        KernelOp::AttentionGrad { .. } => 0,
-        KernelOp::CrossEntropy { .. } => 0,
+        KernelOp::GainGrad { width, .. } => column_sum_bytes((*width).into(), cpu),
+        KernelOp::BiasGrad { width, .. } => column_sum_bytes((*width).into(), cpu),
+        KernelOp::Attention { context, width, heads, .. } => {
+            attention_bytes(AttentionTiles::new(*context, *width, *heads, cpu))
+        }
+        KernelOp::AttentionGrad { context, width, heads, .. } => {
+            attention_gradient_bytes(AttentionTiles::new(*context, *width, *heads, cpu))
+        }
+        KernelOp::CrossEntropy { rows, .. } => buffers(&[(*rows).into()]),
         KernelOp::Update { .. } => 0,
     };
     bytes.next_multiple_of(64)
@@ -32,6 +43,34 @@ pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, _cpu: CpuClass) -> u6
 /// The packed panels of A and B, for all of k: see [`Blocking`]. The same for every epilogue.
 fn matmul_bytes(matmul: &MatMul, tiles: &Tiles) -> u64 {
     Blocking::new(matmul, tiles).packed_bytes(tiles)
+}
+
+/// Bytes of buffers of so many f32 or i32, each at a multiple of 64.
+fn buffers(lengths: &[u64]) -> u64 {
+    lengths.iter().map(|n| (4 * n).next_multiple_of(64)).sum()
+}
+
+/// The sums, on their way to the sink; those of one vector stay in a register.
+fn column_sum_bytes(width: u64, cpu: CpuClass) -> u64 {
+    if width <= u64::from(cpu.lanes()) { 0 } else { buffers(&[width]) }
+}
+
+/// The lists of each token's rows (their heads, the links), and one row of the gradient.
+fn token_gradient_bytes(rows: u64, width: u64, vocab: u64) -> u64 {
+    buffers(&[vocab, rows, width])
+}
+
+/// A head's k, q and v; then of a block of queries: scores, logs of sums, inverse sums, outputs.
+fn attention_bytes(t: AttentionTiles) -> u64 {
+    let packed = t.context * t.head;
+    buffers(&[packed, packed, packed, t.context * t.block, t.block, t.block, t.block * t.head])
+}
+
+/// A head's q, k, v, do and o across, q, k and do along, dk and dv, and its logs of sums; then of a block of queries: P, dS, D, dq.
+fn attention_gradient_bytes(t: AttentionTiles) -> u64 {
+    let packed = t.context * t.head;
+    let scores = t.context * t.block;
+    10 * buffers(&[packed]) + buffers(&[t.context, scores, scores, t.block, t.block * t.head])
 }
 
 /// How attention cuts one head's work: blocks of queries against blocks of keys, all padded to whole tiles.

@@ -36,7 +36,8 @@ impl Region {
         }
     }
 
-    fn op(&mut self, text: &str) -> String {
+    /// A value defined by `text`.
+    pub fn op(&mut self, text: &str) -> String {
         let name = format!("%{}{}", self.prefix, self.next);
         self.next += 1;
         writeln!(self.text, "{name} = {text}").expect("writing to a String");
@@ -123,8 +124,11 @@ impl Region {
     }
 }
 
-/// An f32 as MLIR reads it: the shortest decimals that give the same f32.
+/// An f32 as MLIR reads it: the shortest decimals that give the same f32, or its bits where it is not finite.
 pub fn float(value: f32) -> String {
+    if !value.is_finite() {
+        return format!("{:#010X}", value.to_bits()).replacen("0X", "0x", 1);
+    }
     let text = format!("{value:e}");
     let (digits, exponent) = text.split_once('e').expect("the form of {:e}");
     let point = if digits.contains('.') { "" } else { ".0" };
@@ -239,6 +243,7 @@ mod tests {
         assert_eq!(float(1.0), "1.0e0");
         assert_eq!(float(-3.194_618_3e-5), "-3.1946183e-5");
         assert_eq!(float(0.0), "0.0e0");
+        assert_eq!(float(f32::NEG_INFINITY), "0xFF800000");
     }
 
     #[test]

@@ -28,6 +28,11 @@ pub fn lower() -> &'static str {
 "#
 }
 
+/// As [`lower`], for reductions that go between vectors and not inside one.
+pub fn lower_columns() -> String {
+    lower().replace("innerreduction", "innerparallel")
+}
+
 /// One elementwise `linalg.generic` over `len` elements: a loop of whole vectors, then one masked vector for the rest.
 pub fn elementwise_1d(len: u64, cpu: CpuClass) -> String {
     let lanes = u64::from(cpu.lanes());
@@ -105,5 +110,36 @@ pub fn blocks(handle: &str, dim: usize, extent: u64, block: u64, rank: usize) ->
     text += &format!(
         "  {handle}_tile, {handle}_loop = transform.structured.tile_using_for {whole_part} tile_sizes [{sizes}] : (!transform.any_op) -> (!transform.any_op, !transform.any_op)\n"
     );
+    text
+}
+
+/// Vectorises `handle`, vector by vector along its last dimension of `extent`, row by row along those of `outer`.
+pub fn vectors(handle: &str, outer: &[u64], extent: u64, lanes: u64) -> String {
+    let op = "!transform.any_op";
+    let whole = extent - extent % lanes;
+    let mut text = String::new();
+    let mut parts = vec![(handle.to_string(), if whole > lanes { lanes } else { 0 })];
+    if whole > 0 && whole < extent {
+        text += &format!(
+            "  {handle}_parts = transform.structured.split {handle} after {whole} {{dimension = {dim}}} : {op}\n  \
+             {handle}_whole, {handle}_rest = transform.split_handle {handle}_parts : ({op}) -> ({op}, {op})\n",
+            dim = outer.len(),
+        );
+        parts = vec![(format!("{handle}_whole"), parts[0].1), (format!("{handle}_rest"), 0)];
+    }
+    for (part, size) in parts {
+        let sizes: Vec<_> = outer.iter().map(|n| u64::from(*n > 1)).chain([size]).collect();
+        let loops = sizes.iter().filter(|s| **s > 0).count();
+        let mut tile = part.clone();
+        if loops > 0 {
+            tile = format!("{part}_tile");
+            let list = sizes.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
+            text += &format!(
+                "  {tile}, {part}_loops:{loops} = transform.structured.tile_using_for {part} tile_sizes [{list}] : ({op}) -> ({types})\n",
+                types = vec![op; loops + 1].join(", "),
+            );
+        }
+        text += &format!("  transform.structured.vectorize {tile} : {op}\n");
+    }
     text
 }
