@@ -8,11 +8,14 @@
 //! - the strategy is text in the transform dialect: `@__transform_main` works on tensors, `@lower` after bufferisation.
 
 pub mod attention;
+pub mod attention_grad;
+pub mod attention_tiles;
 pub mod cross_entropy;
 pub mod embed;
 pub mod layernorm;
 pub mod math;
 pub mod matmul;
+pub mod nest;
 pub mod reduce;
 pub mod rows;
 pub mod sink;
