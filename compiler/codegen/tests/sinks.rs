@@ -1,0 +1,99 @@
+//! The update fused into a gradient kernel gives the bits of the gradient kernel followed by the update.
+//! (Weight gradients of matmuls: see `matmul`.)
+
+use crate::harness::{Data, bits, random, run, runnable};
+use crate::update::{adamw_hyper, sgd_hyper, squares};
+use model::kernel::{KernelOp, OptimizerKind, Sink, Table};
+use model::operands::operands;
+use model::target::CpuClass;
+
+/// A gradient kernel by its sink.
+type Gradient = fn(Sink) -> KernelOp;
+
+const BIAS: Gradient = |sink| KernelOp::BiasGrad { rows: 21, width: 37, sink };
+const GAIN: Gradient = |sink| KernelOp::GainGrad { rows: 21, width: 37, sink };
+const TOKEN: Gradient =
+    |sink| KernelOp::EmbedGrad { table: Table::Token, sequences: 3, context: 7, width: 37, vocab: 11, sink };
+const POSITION: Gradient =
+    |sink| KernelOp::EmbedGrad { table: Table::Position, sequences: 3, context: 7, width: 37, vocab: 11, sink };
+
+/// The kernel's inputs before those of its sink, which has one accumulator when it stores.
+fn inputs(gradient: Gradient, seed: u64) -> Vec<Data> {
+    let all = operands(&gradient(Sink::Store));
+    let mut inputs = Vec::new();
+    for (i, operand) in all[..all.len() - 1].iter().enumerate() {
+        let len = operand.bytes as usize / 4;
+        let tokens = i == 0 && matches!(gradient(Sink::Store), KernelOp::EmbedGrad { table: Table::Token, .. });
+        inputs.push(if tokens {
+            Data::U32((0..len as u32).map(|r| (r * 7 + seed as u32) % 5 * 2).collect())
+        } else {
+            Data::F32(random(seed + i as u64, len))
+        });
+    }
+    inputs
+}
+
+fn call(op: KernelOp, cpu: CpuClass, inputs: &[Data], sink: &[Data]) -> Vec<Data> {
+    run(op, cpu, &[inputs, sink].concat()).split_off(inputs.len())
+}
+
+/// Weight and states at the start, and the hyper-parameters.
+fn parameter(optimizer: OptimizerKind, len: usize) -> (Vec<Data>, Data) {
+    let mut parameter = vec![Data::F32(random(91, len)), Data::F32(random(92, len))];
+    match optimizer {
+        OptimizerKind::AdamW => {
+            parameter.push(Data::F32(squares(93, len)));
+            (parameter, Data::F32(adamw_hyper()))
+        }
+        OptimizerKind::Sgd => (parameter, Data::F32(sgd_hyper())),
+    }
+}
+
+fn fused_equals_unfused(gradient: Gradient) {
+    let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
+    for cpu in runnable() {
+        for optimizer in [OptimizerKind::AdamW, OptimizerKind::Sgd] {
+            for accumulated in [false, true] {
+                let (parameter, hyper) = parameter(optimizer, len);
+                let first = inputs(gradient, 10);
+                let stored = call(gradient(Sink::Store), cpu, &first, &[Data::unset(len)]);
+                // Unfused: accumulate all, then update.
+                let last = inputs(gradient, 50);
+                let sum = if accumulated { call(gradient(Sink::Add), cpu, &last, &stored) } else { stored.clone() };
+                let update = KernelOp::Update { len: len as u64, optimizer };
+                let unfused = run(update, cpu, &[&sum[..], &parameter, &[hyper.clone()]].concat());
+                let unfused = &unfused[1..1 + parameter.len()];
+                // Fused into the last.
+                let sink = Sink::Update { optimizer, accumulated };
+                let accumulator = if accumulated { &stored[..] } else { &[] };
+                let last = if accumulated { &last } else { &first };
+                let fused = call(gradient(sink), cpu, last, &[accumulator, &[hyper], &parameter].concat());
+                let fused = &fused[fused.len() - parameter.len()..];
+                for (i, (f, u)) in fused.iter().zip(unfused).enumerate() {
+                    assert_eq!(bits(f), bits(u), "{optimizer:?}, accumulated {accumulated}, output {i}, {cpu:?}");
+                    assert_ne!(bits(f), bits(&parameter[i]), "nothing was updated");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bias_has_equal_bits() {
+    fused_equals_unfused(BIAS);
+}
+
+#[test]
+fn a_gain_has_equal_bits() {
+    fused_equals_unfused(GAIN);
+}
+
+#[test]
+fn a_token_table_has_equal_bits() {
+    fused_equals_unfused(TOKEN);
+}
+
+#[test]
+fn a_position_table_has_equal_bits() {
+    fused_equals_unfused(POSITION);
+}
