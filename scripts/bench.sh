@@ -4,6 +4,7 @@
 #
 # usage: bench.sh PACELINE [PYTHON]
 set -euo pipefail
+shopt -s inherit_errexit
 export LC_ALL=C
 cd "$(dirname "$0")/.."
 paceline=$1
@@ -14,9 +15,13 @@ updates=12 # of which the first 3 are not timed
 out=target/bench
 mkdir -p "$out"
 
-if [ -n "$python" ] && ! "$python" -c 'import torch' 2>/dev/null; then
-  echo "bench: $python has no torch; install it by hand: pip install torch numpy" >&2
+fail() {
+  printf 'bench: %s\n' "$@" >&2
   exit 3
+}
+
+if [ -n "$python" ] && ! "$python" -c 'import torch' 2>/dev/null; then
+  fail "$python has no torch; install it by hand: pip install torch numpy"
 fi
 
 median() { # of the numbers on standard input, one a line
@@ -35,14 +40,16 @@ fresh_compile() {
 }
 
 train() { # tokens per second after the first updates
-  "$paceline" run "$out/bundle" --data LICENSE-APACHE --updates "$updates" --metrics "$out/run.jsonl" >/dev/null 2>&1
+  "$paceline" run "$out/bundle" --data LICENSE-APACHE --updates "$updates" --metrics "$out/run.jsonl" >"$out/log" 2>&1 ||
+    fail "training failed:" "$(cat "$out/log")"
   awk -F'[:,]' '/^{"update":/ { for (i = 1; i < NF; i++) { if ($i ~ /"tokens"$/) t = $(i + 1); if ($i ~ /"elapsed_s"$/) e = $(i + 1) }
       n++; if (n == 3) { t0 = t; e0 = e } }
     END { printf "%.0f\n", (t - t0) / (e - e0) }' "$out/run.jsonl"
 }
 
 torch() {
-  "$python" scripts/torch_pipeline.py 1f1b --stages 2 2>/dev/null | sed -n 's/.*tokens_per_s=//p'
+  "$python" scripts/torch_pipeline.py 1f1b --stages 2 2>"$out/log" | sed -n 's/.*tokens_per_s=//p' ||
+    fail "PyTorch failed:" "$(cat "$out/log")"
 }
 
 check_s=$(for _ in $(seq 11); do seconds "$paceline" check "$spec"; done | median)
