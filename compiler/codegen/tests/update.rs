@@ -61,3 +61,21 @@ fn sgd_is_right_at_every_length() {
         }
     }
 }
+
+#[test]
+fn nothing_is_contracted_or_reordered() {
+    // The formulas in f32, one rounding per operation: the kernel must give these very bits.
+    let len = 1003;
+    let (g, w, m, v, h) = (random(1, len), random(2, len), random(3, len), squares(4, len), adamw_hyper());
+    let data = [&g, &w, &m, &v, &h].map(|x| Data::F32(x.clone()));
+    for cpu in runnable() {
+        let after = run(KernelOp::Update { len: len as u64, optimizer: OptimizerKind::AdamW }, cpu, &data);
+        for i in 0..len {
+            let em = m[i] * h[0] + g[i] * h[1];
+            let ev = v[i] * h[2] + g[i] * g[i] * h[3];
+            let ew = w[i] * h[7] - em / ((ev * h[4]).sqrt() + h[5]) * h[6];
+            let found = [1, 2, 3].map(|k| after[k].f32()[i].to_bits());
+            assert_eq!(found, [ew, em, ev].map(f32::to_bits), "element {i}, {cpu:?}");
+        }
+    }
+}
