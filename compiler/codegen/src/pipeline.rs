@@ -15,6 +15,10 @@ use model::target::CpuClass;
 /// Tiles, fuses, packs and vectorises, on tensors.
 pub const STRATEGY: &str = "builtin.module(transform-interpreter,canonicalize,cse)";
 
+/// The strategy's second part, where it has one.
+pub const VECTORISE: &str =
+    "builtin.module(canonicalize,cse,transform-interpreter{entry-point=vectorise},canonicalize,cse)";
+
 /// Tensors become memory. What then is still allocated is static and stands at the function's entry: packing buffers and temporaries.
 pub const BUFFERISE: &str = "builtin.module(canonicalize,cse,eliminate-empty-tensors,one-shot-bufferize,\
      func.func(buffer-hoisting,buffer-loop-hoisting),canonicalize,cse)";
@@ -111,7 +115,10 @@ fn to_llvm_dialect<'c>(
     let name = kernel.name.as_str();
     let mut module = context.parse(name, "parse", &module_text(source))?;
     context.run(name, "strategy", STRATEGY, &mut module)?;
-    forward::tile_writes(context, &module);
+    if source.strategy.contains("@vectorise(") {
+        forward::tile_writes(context, name, &module)?;
+        context.run(name, "vectorise", VECTORISE, &mut module)?;
+    }
     context.run(name, "bufferise", BUFFERISE, &mut module)?;
     context.run(name, "lower", LOWER, &mut module)?;
     entry::drop_strategy(context, &module);

@@ -3,4 +3,6 @@
 mod call;
 mod harness;
 mod infrastructure;
+mod matmul;
+mod sinks;
 mod update;

@@ -15,6 +15,7 @@ pub mod embed;
 pub mod layernorm;
 pub mod math;
 pub mod matmul;
+mod matmul_strategy;
 pub mod nest;
 pub mod reduce;
 pub mod rows;
@@ -30,7 +31,8 @@ use model::target::CpuClass;
 pub struct KernelSource {
     /// Module-level text without `module {}`: a `func.func @<kernel.name>`; may use `#map` aliases that are declared before it.
     pub linalg: String,
-    /// `transform.named_sequence @__transform_main` (tile, fuse, pad, vectorise on tensors) and `@lower` (after bufferisation).
+    /// `transform.named_sequence @__transform_main` (tile, fuse, pad, vectorise on tensors) and `@lower` (after bufferisation). With
+    /// `@vectorise` beside them, `@__transform_main` leaves that part to it, and [`crate::forward`] comes between.
     pub strategy: String,
 }
 
@@ -40,7 +42,7 @@ pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
         KernelOp::Embed { .. } | KernelOp::EmbedGrad { .. } => embed::source(kernel, cpu),
         KernelOp::LayerNorm { .. } | KernelOp::LayerNormGrad { .. } => layernorm::source(kernel, cpu),
         KernelOp::GainGrad { .. } | KernelOp::BiasGrad { .. } => reduce::source(kernel, cpu),
-        KernelOp::MatMul(_) => matmul::source(kernel, cpu),
+        KernelOp::MatMul(_) => matmul::source(kernel),
         KernelOp::Attention { .. } | KernelOp::AttentionGrad { .. } => attention::source(kernel, cpu),
         KernelOp::CrossEntropy { .. } => cross_entropy::source(kernel, cpu),
         KernelOp::Update { .. } => update::source(kernel, cpu),

@@ -38,6 +38,11 @@ impl SinkOperands {
         Self { sink, shape: shape.to_vec(), outputs }
     }
 
+    /// Names of the sink's tensors that are only read.
+    pub fn inputs(&self) -> &'static [&'static str] {
+        if matches!(self.sink, Sink::Update { accumulated: true, .. }) { &["acc"] } else { &[] }
+    }
+
     /// Adds the elementwise `linalg.generic` that takes the gradient tensor `gradient` (already summed) to the sink, and writes the
     /// results (`%sunk`) back.
     pub fn apply(&self, func: &mut Func, gradient: &str) {
@@ -45,9 +50,9 @@ impl SinkOperands {
         let rank = self.shape.len();
         let mut ins = vec![gradient.to_string()];
         let mut args = vec!["%part_el: f32".to_string()];
-        if matches!(self.sink, Sink::Update { accumulated: true, .. }) {
-            ins.push("%acc".into());
-            args.push("%acc_el: f32".into());
+        for name in self.inputs() {
+            ins.push(format!("%{name}"));
+            args.push(format!("%{name}_el: f32"));
         }
         // An accumulator that is updated in place has the same name as one that is only read.
         args.extend(self.outputs.iter().map(|o| format!("%{o}_el: f32")));
@@ -64,7 +69,7 @@ impl SinkOperands {
             ins = ins.join(", "),
             outs = list("%@"),
             args = args.join(", "),
-            body = body(self.sink),
+            body = body(self.sink, &["%part_el".into()]),
             yields = list("%@_new"),
             elements = vec!["f32"; n].join(", "),
         ));
@@ -74,17 +79,26 @@ impl SinkOperands {
     }
 }
 
-/// The region text of a sink. Reads `%part_el` (the gradient's new part), `%acc_el` where there is an accumulator, `%w_el` …; defines
-/// `%acc_new` or `%w_new` …. A part is always added to the accumulator or to zero (`%sink_zero`), fused or not: the
-/// sign of a zero is then the same too.
-pub fn body(sink: Sink) -> String {
+/// The region text of a sink. Reads `parts` (the gradient's new parts, at least one), `%acc_el` where there is an accumulator,
+/// `%w_el` …; defines `%acc_new` or `%w_new` …. The parts are added to the accumulator or to zero (`%sink_zero`) one after the other,
+/// fused or not: the bits are then the same, the sign of a zero too.
+pub fn body(sink: Sink, parts: &[String]) -> String {
+    let (start, sum) = match sink {
+        Sink::Store => ("%sink_zero", "%acc_new"),
+        Sink::Add => ("%acc_el", "%acc_new"),
+        Sink::Update { accumulated: true, .. } => ("%acc_el", "%g_el"),
+        Sink::Update { accumulated: false, .. } => ("%sink_zero", "%g_el"),
+    };
+    let mut text = String::new();
+    let mut so_far = start.to_string();
+    for (i, part) in parts.iter().enumerate() {
+        let next = if i + 1 == parts.len() { sum.to_string() } else { format!("%sum{i}_el") };
+        text += &format!("{next} = arith.addf {so_far}, {part} : f32\n");
+        so_far = next;
+    }
     match sink {
-        Sink::Store => "%acc_new = arith.addf %sink_zero, %part_el : f32\n".into(),
-        Sink::Add => "%acc_new = arith.addf %acc_el, %part_el : f32\n".into(),
-        Sink::Update { optimizer, accumulated } => {
-            let so_far = if accumulated { "%acc_el" } else { "%sink_zero" };
-            format!("%g_el = arith.addf {so_far}, %part_el : f32\n{}", update_body(optimizer))
-        }
+        Sink::Update { optimizer, .. } => text + update_body(optimizer),
+        Sink::Store | Sink::Add => text,
     }
 }
 

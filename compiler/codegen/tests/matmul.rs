@@ -1,0 +1,276 @@
+//! Matrix products with every epilogue against f64, and the fused update against its parts, bit for bit.
+
+use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable};
+use crate::update::{adamw_hyper, sgd_hyper, squares};
+use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink};
+use model::kernel_plan::plan_kernel;
+use model::target::CpuClass;
+use model::workspace::scratch_bytes;
+
+const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
+const EPILOGUES: [Epilogue; 5] =
+    [Epilogue::Store, Epilogue::Bias, Epilogue::BiasResidual, Epilogue::BiasGelu, Epilogue::GeluGrad];
+const OPTIMIZERS: [OptimizerKind; 2] = [OptimizerKind::AdamW, OptimizerKind::Sgd];
+
+/// m, n, k of a product.
+type Shape = (u32, u32, u32);
+
+fn matmul((m, n, k): Shape, form: Form, epilogue: Epilogue) -> MatMul {
+    MatMul { m, n, k, form, epilogue }
+}
+
+/// The kernel, with k cut in blocks of `kc` instead of the planned ones.
+fn in_blocks(matmul: MatMul, kc: u32, cpu: CpuClass) -> Kernel {
+    let mut kernel = plan_kernel(KernelOp::MatMul(matmul), cpu);
+    let tiles = kernel.tiles.as_mut().expect("a matmul has tiles");
+    tiles.kc = kc;
+    kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), cpu);
+    kernel
+}
+
+fn wide(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|x| f64::from(*x)).collect()
+}
+
+/// A B in f64.
+fn product(matmul: &MatMul, a: &[f32], b: &[f32]) -> Vec<f64> {
+    let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|x| x as usize);
+    let (a_row, a_step) = if matmul.form == Form::TN { (1, m) } else { (k, 1) };
+    let (b_column, b_step) = if matmul.form == Form::NT { (k, 1) } else { (1, n) };
+    let mut c = vec![0.0; m * n];
+    for i in 0..m {
+        for p in 0..k {
+            let left = f64::from(a[i * a_row + p * a_step]);
+            for j in 0..n {
+                c[i * n + j] += left * f64::from(b[j * b_column + p * b_step]);
+            }
+        }
+    }
+    c
+}
+
+fn gelu(x: f64) -> f64 {
+    x / 2.0 * (1.0 + gelu_tanh(x).0)
+}
+
+fn gelu_grad(x: f64) -> f64 {
+    let (tanh, slope) = gelu_tanh(x);
+    0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * slope
+}
+
+/// tanh u and du/dx.
+fn gelu_tanh(x: f64) -> (f64, f64) {
+    let scale = (2.0 / std::f64::consts::PI).sqrt();
+    ((scale * (x + 0.044715 * x.powi(3))).tanh(), scale * (1.0 + 3.0 * 0.044715 * x * x))
+}
+
+/// Rounding of a sum of k products of values in -1 .. 1, with room.
+fn tolerance(k: u32) -> f64 {
+    5e-7 * f64::from(k).sqrt() + 5e-7
+}
+
+/// A and B.
+fn factors(m: &MatMul) -> [Data; 2] {
+    [random(1, (m.m * m.k) as usize), random(2, (m.k * m.n) as usize)].map(Data::F32)
+}
+
+/// Runs a forward or input-gradient kernel and compares all it writes.
+fn check(kernel: Kernel, cpu: CpuClass) {
+    let KernelOp::MatMul(m) = kernel.op.clone() else { panic!("not a matmul") };
+    let what = format!("{} on {}", kernel.name, cpu.name());
+    let (len, n) = ((m.m * m.n) as usize, m.n as usize);
+    let (bias, full) = (random(3, n), random(4, len));
+    let mut data = factors(&m).to_vec();
+    let ab = product(&m, data[0].f32(), data[1].f32());
+    let biased = ab.iter().enumerate().map(|(i, x)| x + f64::from(bias[i % n])).collect::<Vec<_>>();
+    let inputs: &[&Vec<f32>] = match m.epilogue {
+        Epilogue::Store | Epilogue::Gradient(_) => &[],
+        Epilogue::Bias | Epilogue::BiasGelu => &[&bias],
+        Epilogue::BiasResidual => &[&bias, &full],
+        Epilogue::GeluGrad => &[&full],
+    };
+    data.extend(inputs.iter().map(|x| Data::F32((*x).clone())));
+    let expected = match m.epilogue {
+        Epilogue::Store | Epilogue::Gradient(_) => vec![ab],
+        Epilogue::Bias => vec![biased],
+        Epilogue::BiasResidual => vec![biased.iter().zip(&full).map(|(x, r)| x + f64::from(*r)).collect()],
+        Epilogue::BiasGelu => vec![biased.clone(), biased.iter().map(|x| gelu(*x)).collect()],
+        Epilogue::GeluGrad => vec![ab.iter().zip(&full).map(|(x, pre)| x * gelu_grad(f64::from(*pre))).collect()],
+    };
+    data.extend(expected.iter().map(|_| Data::unset(len)));
+    let after = Runnable::of(kernel, cpu).call(&data);
+    for (found, expected) in after[after.len() - expected.len()..].iter().zip(&expected) {
+        assert_close(&what, found.f32(), expected, tolerance(m.k));
+    }
+}
+
+#[test]
+fn every_form_and_epilogue_is_right_on_a_shape_that_no_tile_divides() {
+    for cpu in runnable() {
+        for form in FORMS {
+            for epilogue in EPILOGUES {
+                check(plan_kernel(KernelOp::MatMul(matmul((37, 61, 129), form, epilogue)), cpu), cpu);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_form_is_right_whichever_loops_there_are() {
+    // One tile; one loop each; partial tiles of known size; several panels of rows and columns.
+    let shapes = [(1, 1, 1), (7, 33, 5), (1, 40, 9), (40, 1, 9), (5, 3, 100), (64, 32, 8), (300, 600, 40)];
+    for cpu in runnable() {
+        for (i, shape) in shapes.into_iter().enumerate() {
+            for form in FORMS {
+                check(plan_kernel(KernelOp::MatMul(matmul(shape, form, EPILOGUES[i % EPILOGUES.len()])), cpu), cpu);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_form_is_right_in_several_blocks_of_k() {
+    for cpu in runnable() {
+        for (form, epilogue) in FORMS.into_iter().zip([Epilogue::BiasResidual, Epilogue::GeluGrad, Epilogue::Store]) {
+            check(in_blocks(matmul((130, 70, 300), form, epilogue), 128, cpu), cpu);
+        }
+        check(plan_kernel(KernelOp::MatMul(matmul((9, 20, 2500), Form::NT, Epilogue::Store)), cpu), cpu);
+    }
+}
+
+#[test]
+fn panels_of_rows_and_columns_are_right() {
+    for cpu in runnable() {
+        for form in FORMS {
+            let mut kernel = plan_kernel(KernelOp::MatMul(matmul((70, 150, 33), form, Epilogue::Bias)), cpu);
+            let tiles = kernel.tiles.as_mut().expect("a matmul has tiles");
+            (tiles.mc, tiles.nc) = (4 * tiles.mr, 2 * tiles.nr);
+            kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), cpu);
+            check(kernel, cpu);
+        }
+    }
+}
+
+#[test]
+fn a_shape_of_the_benchmark_is_right() {
+    for cpu in runnable() {
+        check(plan_kernel(KernelOp::MatMul(matmul((512, 768, 256), Form::NN, Epilogue::Bias)), cpu), cpu);
+    }
+}
+
+/// Hyper-parameters, weights and states, in operand order.
+fn optimizer_state(optimizer: OptimizerKind, len: usize) -> (Data, Vec<Data>) {
+    let (hyper, states) = match optimizer {
+        OptimizerKind::AdamW => (adamw_hyper(), vec![random(5, len), random(6, len), squares(7, len)]),
+        OptimizerKind::Sgd => (sgd_hyper(), vec![random(5, len), random(6, len)]),
+    };
+    (Data::F32(hyper), states.into_iter().map(Data::F32).collect())
+}
+
+/// The weights and states after an update with `gradient`.
+fn updated(optimizer: OptimizerKind, hyper: &[f32], states: &[Data], gradient: &[f64]) -> Vec<Vec<f64>> {
+    let h = wide(hyper);
+    let states = states.iter().map(|s| wide(s.f32())).collect::<Vec<_>>();
+    let mut after = states.clone();
+    for (i, g) in gradient.iter().enumerate() {
+        let m = h[0] * states[1][i] + if optimizer == OptimizerKind::AdamW { h[1] * g } else { *g };
+        let mut direction = m;
+        if optimizer == OptimizerKind::AdamW {
+            after[2][i] = h[2] * states[2][i] + h[3] * g * g;
+            direction = m / ((after[2][i] * h[4]).sqrt() + h[5]);
+        }
+        after[1][i] = m;
+        after[0][i] = h[7] * states[0][i] - h[6] * direction;
+    }
+    after
+}
+
+/// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
+fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass) {
+    let len = (shape.0 * shape.1) as usize;
+    let kernel = |sink| {
+        let m = matmul(shape, Form::TN, Epilogue::Gradient(sink));
+        kc.map_or_else(|| plan_kernel(KernelOp::MatMul(m.clone()), cpu), |kc| in_blocks(m.clone(), kc, cpu))
+    };
+    let m = matmul(shape, Form::TN, Epilogue::Store);
+    let factors = factors(&m).to_vec();
+    let operands = |more: &[Data]| factors.iter().chain(more).cloned().collect::<Vec<_>>();
+    let acc = random(4, len);
+    let ab = product(&m, factors[0].f32(), factors[1].f32());
+    let with_acc = ab.iter().zip(&acc).map(|(x, a)| x + f64::from(*a)).collect::<Vec<_>>();
+
+    let stored = Runnable::of(kernel(Sink::Store), cpu).call(&operands(&[Data::unset(len)])).remove(2);
+    assert_close("stored", stored.f32(), &ab, tolerance(shape.2));
+    let added = Runnable::of(kernel(Sink::Add), cpu).call(&operands(&[Data::F32(acc.clone())])).remove(2);
+    assert_close("added", added.f32(), &with_acc, tolerance(shape.2));
+
+    for optimizer in OPTIMIZERS {
+        let (hyper, states) = optimizer_state(optimizer, len);
+        for (accumulated, gradient, exact) in [(false, &stored, &ab), (true, &added, &with_acc)] {
+            let what = format!("{shape:?}, {optimizer:?}, accumulated {accumulated}, {}", cpu.name());
+            let mut more = if accumulated { vec![Data::F32(acc.clone())] } else { Vec::new() };
+            more.push(hyper.clone());
+            more.extend(states.clone());
+            let fused = Runnable::of(kernel(Sink::Update { optimizer, accumulated }), cpu).call(&operands(&more));
+            let fused = &fused[fused.len() - states.len()..];
+
+            let mut unfused = vec![gradient.clone()];
+            unfused.extend(states.clone());
+            unfused.push(hyper.clone());
+            let unfused = run(KernelOp::Update { len: len as u64, optimizer }, cpu, &unfused);
+            let expected = updated(optimizer, hyper.f32(), &states, exact);
+            for (i, (fused, expected)) in fused.iter().zip(&expected).enumerate() {
+                assert_eq!(bits(fused), bits(&unfused[i + 1]), "{what}: fused and unfused differ in state {i}");
+                // v grows with the square of the gradient, and so does its error.
+                assert_close(&what, fused.f32(), expected, 4.0 * tolerance(shape.2));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fused_update_has_the_bits_of_its_parts() {
+    for cpu in runnable() {
+        check_sinks((37, 61, 129), None, cpu);
+    }
+}
+
+#[test]
+fn a_fused_update_has_the_bits_of_its_parts_over_several_blocks_of_k() {
+    for cpu in runnable() {
+        check_sinks((130, 70, 300), Some(128), cpu);
+    }
+}
+
+#[test]
+fn a_fused_update_has_the_bits_of_its_parts_on_a_single_element() {
+    for cpu in runnable() {
+        check_sinks((1, 1, 1), None, cpu);
+    }
+}
+
+/// The rule for sums: each block of k from zero, in fused multiply-adds ascending in k, then added to the accumulator.
+#[test]
+fn sums_follow_the_rule_bit_for_bit() {
+    let (shape, kc) = ((9, 21, 50), 16);
+    let m = matmul(shape, Form::TN, Epilogue::Gradient(Sink::Add));
+    for cpu in runnable() {
+        let mut data = factors(&m).to_vec();
+        let acc = random(4, (m.m * m.n) as usize);
+        data.push(Data::F32(acc.clone()));
+        let (a, b) = (data[0].f32(), data[1].f32());
+        let mut expected = acc;
+        for (at, sum) in expected.iter_mut().enumerate() {
+            let (i, j) = (at / m.n as usize, at % m.n as usize);
+            for start in (0..m.k as usize).step_by(kc as usize) {
+                let mut block = 0f32;
+                for p in start..(start + kc as usize).min(m.k as usize) {
+                    block = a[p * m.m as usize + i].mul_add(b[p * m.n as usize + j], block);
+                }
+                *sum += block;
+            }
+        }
+        let after = Runnable::of(in_blocks(m.clone(), kc, cpu), cpu).call(&data).remove(2);
+        assert_eq!(bits(&after), bits(&Data::F32(expected)), "{}", cpu.name());
+    }
+}
