@@ -7,7 +7,7 @@ use artifact::program::{Bodies, Call, HYPER_LEN, Image, Place, Stage, StageIo};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
 use codegen::kernels::KernelSource;
 use codegen::{CodegenError, Level, compile, compile_kernels, emit, emit_sched, pipeline};
-use model::kernel::{Kernel, KernelOp, OptimizerKind};
+use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table};
 use model::kernel_plan::plan_kernel;
 use model::target::CpuClass;
 
@@ -141,13 +141,38 @@ transform.named_sequence @lower(%m: !transform.any_op) { transform.yield }
     assert!(!error.message.is_empty());
 }
 
+/// One kernel of every kind, on shapes that no tile divides.
+fn every_kind(cpu: CpuClass) -> Vec<Kernel> {
+    let (sequences, context, width, vocab, heads) = (2, 9, 20, 11, 2);
+    let rows = sequences * context;
+    let update = Sink::Update { optimizer: OptimizerKind::AdamW, accumulated: true };
+    let matmul = |form, epilogue| KernelOp::MatMul(MatMul { m: rows, n: 3 * width, k: width, form, epilogue });
+    let ops = [
+        KernelOp::Embed { sequences, context, width, vocab },
+        KernelOp::EmbedGrad { table: Table::Token, sequences, context, width, vocab, sink: update },
+        KernelOp::EmbedGrad { table: Table::Position, sequences, context, width, vocab, sink: Sink::Store },
+        KernelOp::LayerNorm { rows, width },
+        KernelOp::LayerNormGrad { rows, width, residual: true },
+        KernelOp::GainGrad { rows, width, sink: update },
+        KernelOp::BiasGrad { rows, width, sink: Sink::Add },
+        matmul(Form::NN, Epilogue::BiasGelu),
+        matmul(Form::NT, Epilogue::GeluGrad),
+        matmul(Form::TN, Epilogue::Gradient(update)),
+        KernelOp::Attention { sequences, context, width, heads },
+        KernelOp::AttentionGrad { sequences, context, width, heads },
+        KernelOp::CrossEntropy { rows, vocab, scale_bits: 0.25f32.to_bits() },
+        KernelOp::Update { len: 37, optimizer: OptimizerKind::Sgd },
+    ];
+    ops.map(|op| plan_kernel(op, cpu)).to_vec()
+}
+
 #[test]
-fn both_cpu_classes_compile_and_the_bytes_do_not_change() {
-    let kernels = [update(37), update(64), update(1000)];
+fn every_kind_compiles_for_both_cpu_classes_to_the_same_bytes_each_time() {
     for cpu in CpuClass::ALL {
-        let first = compile_kernels(&kernels, cpu, &|_, _| {}).unwrap();
-        let second = compile_kernels(&kernels, cpu, &|_, _| {}).unwrap();
-        assert_eq!(first, second);
+        let kernels = every_kind(cpu);
+        let first = compile_kernels(&kernels, cpu, &|_, _| {}).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(first.len(), kernels.len());
+        assert_eq!(first, compile_kernels(&kernels, cpu, &|_, _| {}).unwrap());
     }
 }
 

@@ -59,7 +59,7 @@ fn query_block(
     carried: Vec<Tensor>,
 ) -> Vec<Tensor> {
     let (zero, block) = (n.index(0), n.index(s.tiles.block));
-    let scores = n.empty(&[s.tiles.context, s.tiles.block]);
+    let scores = n.memory(&[s.tiles.context, s.tiles.block]);
     let peak = tiles::filled(n, &[s.tiles.block], f32::NEG_INFINITY, "tile");
     // Keys before the block are all seen; those of the block up to the query.
     let before = n.repeat((&zero, at, s.tiles.rows), &[&scores, &peak], |n, k, c| {
@@ -132,7 +132,7 @@ fn softmax(n: &mut Nest, s: &tiles::Shape, end: &str, scores: &Tensor, peak: &Te
 /// [queries, head]: the weights times v, over the keys before `end`, divided by the weights' sum.
 fn weighted_values(n: &mut Nest, s: &tiles::Shape, end: &str, [weights, value, inverse]: [&Tensor; 3]) -> Tensor {
     let (rows, columns) = (s.tiles.rows, s.tiles.columns);
-    let out = n.empty(&[s.tiles.block, s.tiles.head]);
+    let out = n.memory(&[s.tiles.block, s.tiles.head]);
     tiles::each_tile(n, (&out, rows, columns), |n, q, d, out| {
         let tile = tiles::product_over(n, end, (weights, q, rows), (value, d, columns));
         let factor = n.cut(inverse, &[q], &[rows], 1);

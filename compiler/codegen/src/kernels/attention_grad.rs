@@ -83,7 +83,7 @@ fn query_block(n: &mut Nest, s: &Shape, head: &Head, at: &str, p: &Packed, carri
     let dk = add_to_keys(n, s, &end, &d_scores, &q, &carried[1]);
     let dv = add_to_keys(n, s, &end, &weights, &d_o, &carried[2]);
     let (rows, columns) = (s.tiles.rows, s.tiles.columns);
-    let dq = n.empty(&part);
+    let dq = n.memory(&part);
     let dq = tiles::each_tile(n, (&dq, rows, columns), |n, i, j, out| {
         let tile = tiles::product_of_rows(n, &end, (&d_scores, i, rows), (&p.k, j, columns));
         n.put(&tile, out, &[i, j], &[rows, columns])
@@ -97,7 +97,7 @@ fn query_block(n: &mut Nest, s: &Shape, head: &Head, at: &str, p: &Packed, carri
 fn score_tiles(n: &mut Nest, s: &Shape, at: &str, end: &str, p: &Packed) -> (Tensor, Tensor) {
     let (rows, block) = (s.tiles.rows, s.tiles.block);
     let (zero, height) = (n.index(0), n.index(block));
-    let (scores, d_weights) = (n.empty(&[block, s.tiles.context]), n.empty(&[block, s.tiles.context]));
+    let (scores, d_weights) = (n.memory(&[block, s.tiles.context]), n.memory(&[block, s.tiles.context]));
     let mut done = n.repeat((&zero, end, block), &[&scores, &d_weights], |n, k, c| {
         n.repeat((&zero, &height, rows), &[&c[0], &c[1]], |n, i, c| {
             let query = n.op("query", &format!("arith.addi {at}, {i} : index"));
