@@ -4,6 +4,8 @@
 //! memory in flight and bubble, and checks the bounds that a spec asks for; [`grid`] draws; [`time`] gives every
 //! instruction its time under a cost model.
 
+mod analyse;
+mod bounds;
 mod deadlock;
 pub mod expand;
 pub mod expr;
@@ -12,7 +14,9 @@ pub mod grid;
 mod line;
 mod order;
 pub mod time;
+pub mod versions;
 
+pub use analyse::{Replay, Subject, analyse, replay};
 pub use expand::expand;
 
 /// What a schedule is expanded for.

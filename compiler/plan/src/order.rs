@@ -301,7 +301,7 @@ impl<'a> Walk<'a> {
                     "on rank {} this runs {now} of micro-batch {mb}, whose {before} has not run",
                     self.scope.rank
                 ))
-                .note(format!("so far the rank ran {} F, {} of micro-batches 0..{mb}", self.done(Action::F), now))
+                .note(format!("so far the rank ran {} {before} and {mb} {now}", self.done(needed)))
                 .help(format!("run {before} first, for example in `warmup`")));
         }
         self.spend(&step.span)?;
@@ -353,8 +353,12 @@ impl<'a> Walk<'a> {
         let with = |code, message: &str| fault(self.schedule, code, span, message);
         let rank = format!("on rank {}", self.scope.rank);
         match fault_found {
-            Fault::DivisionByZero => with("P0303", "this divides by zero").here(rank),
-            Fault::Overflow => with("P0303", "this is larger than any number of micro-batches").here(rank),
+            Fault::DivisionByZero => with("P0303", "this divides by zero")
+                .here(rank)
+                .help("keep the divisor from zero, for example `max(1, …)`"),
+            Fault::Overflow => with("P0303", "this is larger than any number of micro-batches")
+                .here(rank)
+                .help("use numbers below 2^63 in every step of the computation"),
             Fault::NoRound => with("P0303", "`n` has no value here")
                 .here("n counts the rounds of a phase")
                 .help("use n in a `when` only"),

@@ -248,6 +248,7 @@ pub fn steady(program: &Program, costs: &Costs) -> Steady {
     let lengths: Vec<usize> = program.streams.iter().map(|s| s.period.len()).collect();
     let mut ends: Vec<Vec<u64>> = vec![Vec::new(); lengths.len()];
     for last in 0.. {
+        let before = execution.steps();
         execution.run(last, |event| {
             let (_, end) = clock.time(&event);
             if event.section > 0 {
@@ -261,7 +262,9 @@ pub fn steady(program: &Program, costs: &Costs) -> Steady {
                 return Steady { total_ns, repetitions: cycle as u64, exact: true, busy_ns };
             }
         }
-        if execution.steps() > STEPS_MAX && done >= 2 || execution.steps() > 2 * STEPS_MAX || last > STEPS_MAX {
+        // Ranks that wait for each other make no steps.
+        let stuck = execution.steps() == before && last > 0;
+        if stuck || execution.steps() > STEPS_MAX && done >= 2 || execution.steps() > 2 * STEPS_MAX {
             let half = (done / 2).max(1);
             let total_ns = record.end(0, done).saturating_sub(record.end(0, done - half.min(done)));
             return Steady { total_ns, repetitions: half as u64, exact: false, busy_ns };

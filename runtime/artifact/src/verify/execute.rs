@@ -295,37 +295,50 @@ pub enum Stuck {
     Unproved,
 }
 
-/// Most instructions that a proof may perform.
-const STEPS_MAX: u64 = 1 << 25;
-
-/// Proves that no run of any length gets stuck. See the module's text.
+/// Proves that no run of any length gets stuck. See the module's text. Work is linear in the program's size.
 ///
 /// # Errors
 /// The cycle of waiting ranks, or that the proof was not found.
 pub fn deadlock_free(program: &Program) -> Result<(), Stuck> {
     let mut execution = Execution::new(program, Extent::Unbounded);
-    let slots = program.rings.iter().map(|r| r.send_f.max(r.send_b)).max().unwrap_or(0);
-    let step = program.streams.iter().map(|s| s.microbatches).min().unwrap_or(1).max(1);
-    // From this repetition on every send waits for its slot's last holder.
-    let in_force = u64::from(slots).div_ceil(u64::from(step)) + 1;
+    let size: usize = program.streams.iter().map(|s| s.prologue.len() + s.period.len()).sum();
+    let steps_max = (1 << 20) + 64 * size as u64;
     let mut previous = Vec::new();
     for last in 0.. {
+        let before = execution.steps();
         execution.run(last, |_| ());
         if let Some(cycle) = cycle(&execution.waiting(last)) {
             return Err(Stuck::Cycle(cycle));
         }
         let lags = execution.lags(last);
         let slowest = lags.iter().map(|(sections, _)| *sections).max().unwrap_or(0);
-        if lags == previous && last >= slowest + in_force {
+        if lags == previous && last > slowest + in_force(program, slowest) {
             return Ok(());
         }
         previous = lags;
-        // A rank that lags by more than this many repetitions, without a cycle, is none that a schedule makes.
-        if execution.steps() > STEPS_MAX || last > in_force + 4096 {
+        if execution.steps() > steps_max || execution.steps() == before && last > 0 {
             return Err(Stuck::Unproved);
         }
     }
     unreachable!("the loop above returns")
+}
+
+/// The repetition from which on all waits for send slots are in force: there is a micro-batch as many before as the ring has slots. Beyond
+/// `lead + slowest + 3` repetitions of slots, the holder's transfer was made in a section that every rank has ended: a
+/// wait for it never holds anything up, in force or not.
+fn in_force(program: &Program, slowest: u64) -> u64 {
+    let of = |stage: usize| {
+        let rings = &program.rings[stage];
+        let stream = &program.streams[program.rank_of_stage[stage].index()];
+        let step = u64::from(stream.microbatches.max(1));
+        (u64::from(rings.send_f.max(rings.send_b)).div_ceil(step), stream, step)
+    };
+    let bounded = |stage: usize| {
+        let (repetitions, stream, step) = of(stage);
+        let lead = stream.period.iter().filter(|i| i.op != Op::U).map(|i| u64::from(i.mb) / step).max();
+        repetitions.min(lead.unwrap_or(0) + slowest + 4) + 1
+    };
+    (0..program.rings.len()).map(bounded).max().unwrap_or(1)
 }
 
 /// A cycle among waiting ranks.

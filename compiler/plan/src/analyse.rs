@@ -1,0 +1,207 @@
+//! The facts about a plan, and the bounds that a spec asks for.
+
+use crate::Shape;
+use crate::bounds;
+use crate::facts::{Facts, Proof, RankFacts, StageFacts, Staleness};
+use crate::order::fault;
+use crate::time::{Costs, Steady, Timed, run, steady};
+use crate::versions::{StageVersions, versions};
+use artifact::stream::{Op, Program, Stream};
+use artifact::verify::verify;
+use dsl::diag::{Diagnostic, Span};
+use dsl::schedule::Schedule;
+use dsl::spec::{At, Spec};
+
+/// What a plan is held against.
+#[derive(Clone, Debug)]
+pub struct Subject<'a> {
+    pub schedule: &'a Schedule,
+    pub shape: Shape,
+    /// Where `accumulate` was written.
+    pub accumulate: Span,
+    /// Updates between two drains.
+    pub boundary: Option<u64>,
+    pub drift: Option<At<u64>>,
+    pub delay: Option<At<u64>>,
+    /// Fraction, 0..1, of every rank.
+    pub bubble: Option<At<f64>>,
+}
+
+impl<'a> Subject<'a> {
+    /// With no bounds.
+    pub fn new(schedule: &'a Schedule, shape: Shape) -> Self {
+        Subject { schedule, shape, accumulate: 0..0, boundary: None, drift: None, delay: None, bubble: None }
+    }
+
+    /// What `spec` asks for.
+    pub fn of(spec: &'a Spec) -> Self {
+        Subject {
+            schedule: &spec.schedule,
+            shape: Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value),
+            accumulate: spec.pipeline.accumulate.span.clone(),
+            boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
+            drift: spec.staleness.drift.clone(),
+            delay: spec.staleness.delay.clone(),
+            bubble: spec.require.bubble.clone(),
+        }
+    }
+}
+
+/// Everything found out about a program, for the diagnostics of bounds.
+pub(crate) struct Findings<'a> {
+    pub program: &'a Program,
+    pub costs: &'a Costs,
+    pub versions: Vec<StageVersions>,
+    pub steady: Steady,
+    /// One repetition alone, with its prologue and drain.
+    pub alone: Vec<Timed>,
+}
+
+/// Finds the facts about `program`, the expansion of `subject`, under `costs`, and checks the bounds.
+///
+/// A program that does not verify has no facts: the lists are empty, the proof says why.
+pub fn analyse(program: &Program, subject: &Subject, costs: &Costs) -> (Facts, Vec<Diagnostic>) {
+    let verified = match verify(program) {
+        Ok(()) => versions(program, subject.boundary).map_err(|v| vec![v]),
+        Err(violations) => Err(violations),
+    };
+    let versions = match verified {
+        Ok(versions) => versions,
+        Err(violations) => return refused(subject, violations.iter().map(ToString::to_string).collect()),
+    };
+    let repetition = u64::from(program.streams[0].updates);
+    let steady = steady(program, costs);
+    let alone = run(program, costs, repetition);
+    let findings = Findings { program, costs, versions, steady, alone };
+    let mut proofs = structure(program);
+    let mut diagnostics = bounds::short_warmup(subject).into_iter().collect::<Vec<_>>();
+    bounds::check(subject, &findings, &mut proofs, &mut diagnostics);
+    let facts = Facts {
+        ranks: ranks(&findings),
+        stages: findings.versions.iter().map(stage).collect(),
+        period_ns: findings.steady.period_ns(),
+        makespan_ns: findings.alone.iter().map(|t| t.end_ns).max().unwrap_or(0),
+        proofs,
+    };
+    (facts, diagnostics)
+}
+
+fn refused(subject: &Subject, violations: Vec<String>) -> (Facts, Vec<Diagnostic>) {
+    let by = violations.join("; ");
+    let proof = Proof { claim: "the streams are sound".into(), holds: false, by: by.clone() };
+    let facts = Facts { ranks: Vec::new(), stages: Vec::new(), period_ns: 0, makespan_ns: 0, proofs: vec![proof] };
+    let diagnostic = fault(subject.schedule, "P0399", &subject.schedule.span, "the expanded schedule does not verify")
+        .note(by)
+        .help("this is an error in paceline itself: please report it with the schedule");
+    (facts, vec![diagnostic])
+}
+
+fn structure(program: &Program) -> Vec<Proof> {
+    let holds = |claim: &str, by: &str| Proof { claim: claim.into(), holds: true, by: by.into() };
+    let step = program.streams[0].microbatches;
+    vec![
+        holds(
+            "every stage runs each micro-batch forward and backward exactly once, and each update once, after the last weight gradient that it needs",
+            &format!(
+                "the period has one instruction for each residue modulo {step}, the prologue those below; order shown for one micro-batch of each residue beyond the prologue"
+            ),
+        ),
+        holds(
+            "every micro-batch finds its ring slot free",
+            "the slot's user before it is released earlier in the same stream, for one micro-batch of each residue beyond the prologue",
+        ),
+        holds(
+            "what a rank sends is what its neighbour receives, in the same order",
+            "the sequences agree over both prologues and one period, and repeat with the same step",
+        ),
+        holds(
+            "no ranks wait for each other, for runs of any length",
+            "executed with transfers that complete only when matched until every rank was one repetition further; fewer micro-batches wait for less",
+        ),
+    ]
+}
+
+fn ranks(findings: &Findings) -> Vec<RankFacts> {
+    let Findings { program, steady, alone, .. } = findings;
+    let count = program.streams.len();
+    let mut spans = vec![(u64::MAX, 0u64); count];
+    for event in alone {
+        let span = &mut spans[event.rank.index()];
+        *span = (span.0.min(event.start_ns), span.1.max(event.end_ns));
+    }
+    let spans: Vec<u64> = spans.iter().map(|(start, end)| end.saturating_sub(*start)).collect();
+    let longest = spans.iter().copied().max().unwrap_or(0);
+    let makespan = alone.iter().map(|t| t.end_ns).max().unwrap_or(0);
+    let idle = |busy: u64, of: u64| if of == 0 { 0.0 } else { 1.0 - busy as f64 / of as f64 };
+    let fact = |r: usize| {
+        let busy_ns = steady.busy_ns[r];
+        RankFacts {
+            in_flight_max: in_flight(&program.streams[r]),
+            bubble: steady.bubble(r),
+            bubble_span: idle(busy_ns, longest),
+            bubble_makespan: idle(busy_ns, makespan),
+            busy_ns,
+            span_ns: spans[r],
+        }
+    };
+    (0..count).map(fact).collect()
+}
+
+/// Most micro-batches between the start of F and the end of B (W) at once. The period begins as many as it ends, so its first
+/// repetition shows the maximum; runs that end have no more.
+fn in_flight(stream: &Stream) -> u32 {
+    let (mut now, mut most) = (0u32, 0);
+    for i in stream.prologue.iter().chain(&stream.period) {
+        match i.op {
+            Op::F => now += 1,
+            Op::B(_) | Op::W(_) => now = now.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    most
+}
+
+fn stage(versions: &StageVersions) -> StageFacts {
+    let (drift, delay): (Staleness, Staleness) = (versions.drift.staleness, versions.delay.staleness);
+    // The weights are read as they are: no other version is kept.
+    StageFacts { drift, delay, versions_live: 1 }
+}
+
+/// A run in time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replay {
+    pub makespan_ns: u64,
+    /// By rank: work in the run.
+    pub busy_ns: Vec<u64>,
+    /// By rank: 1 - work/makespan.
+    pub bubble_run: Vec<f64>,
+    /// By rank: 1 - work/period in the steady state of these costs.
+    pub bubble: Vec<f64>,
+}
+
+/// Most updates that are replayed one by one; a longer run is continued with its steady state.
+const REPLAY_STEPS_MAX: u64 = 1 << 20;
+
+/// Replays a run of `updates` updates (one segment) with the given costs, for example measured ones: how much every rank would have
+/// waited had it had a core of its own.
+pub fn replay(program: &Program, costs: &Costs, updates: u64) -> Replay {
+    let steady = steady(program, costs);
+    let count = program.streams.len();
+    let length: u64 = program.streams.iter().map(|s| s.period.len() as u64).sum();
+    let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
+    let most = (REPLAY_STEPS_MAX / length.max(1)).max(8) * repetition;
+    let played = if updates <= most { updates } else { updates - (updates - most).div_ceil(repetition) * repetition };
+    let timed = run(program, costs, played);
+    let more = (updates - played) / repetition;
+    let mut busy_ns: Vec<u64> = steady.busy_ns.iter().map(|busy| busy.saturating_mul(more)).collect();
+    for event in &timed {
+        busy_ns[event.rank.index()] += event.end_ns - event.start_ns;
+    }
+    let later = u128::from(steady.total_ns) * u128::from(more) / u128::from(steady.repetitions.max(1));
+    let end = timed.iter().map(|t| t.end_ns).max().unwrap_or(0);
+    let makespan_ns = end.saturating_add(u64::try_from(later).unwrap_or(u64::MAX));
+    let idle = |busy: &u64| if makespan_ns == 0 { 0.0 } else { 1.0 - *busy as f64 / makespan_ns as f64 };
+    let bubble_run = busy_ns.iter().map(idle).collect();
+    Replay { makespan_ns, bubble_run, bubble: (0..count).map(|r| steady.bubble(r)).collect(), busy_ns }
+}

@@ -1,0 +1,299 @@
+//! Bounds that a spec asks for: checked, and where one fails, shown on a micro-batch and solved.
+
+use crate::Shape;
+use crate::analyse::{Findings, Subject};
+use crate::expand::{expand, origin, streams};
+use crate::facts::Proof;
+use crate::order::{self, ACTIONS_MAX};
+use crate::time::steady;
+use crate::versions::{Measure, StageVersions, versions};
+use dsl::diag::{Diagnostic, Label};
+use dsl::schedule::{Action, Backward, Schedule, Update};
+use dsl::spec::At;
+
+/// Checks every bound; adds a proof for each, and a diagnostic for each that fails.
+pub(crate) fn check(
+    subject: &Subject,
+    findings: &Findings,
+    proofs: &mut Vec<Proof>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let measures: [(&Measured, Option<&At<u64>>); 2] =
+        [(&DRIFT, subject.drift.as_ref()), (&DELAY, subject.delay.as_ref())];
+    for (measured, bound) in measures {
+        let (stage, worst) = measured.worst(&findings.versions);
+        let asked = bound.map_or(worst.staleness.max, |b| b.value);
+        let holds = worst.staleness.max <= asked;
+        proofs.push(Proof {
+            claim: format!("{} <= {asked} update{} on every stage", measured.name, plural(asked)),
+            holds,
+            by: format!(
+                "the largest is {}, on stage {stage} for micro-batch {}, over the prologue and one micro-batch of each residue after it; a rank's order fixes it under any timing",
+                worst.staleness.max, worst.witness.mb
+            ),
+        });
+        if let Some(bound) = bound.filter(|_| !holds) {
+            diagnostics.push(measured.failed(subject, bound, stage, &worst));
+        }
+    }
+    if let Some(bound) = &subject.bubble {
+        bubble(subject, findings, bound, proofs, diagnostics);
+    }
+}
+
+/// A staleness measure and how it is spoken of.
+struct Measured {
+    name: &'static str,
+    code: &'static str,
+    of: fn(&StageVersions) -> Measure,
+}
+
+const DRIFT: Measured = Measured { name: "drift", code: "P0311", of: |v| v.drift };
+const DELAY: Measured = Measured { name: "delay", code: "P0312", of: |v| v.delay };
+
+impl Measured {
+    /// The first stage with the largest value.
+    fn worst(&self, stages: &[StageVersions]) -> (usize, Measure) {
+        let measures: Vec<Measure> = stages.iter().map(self.of).collect();
+        let most = measures.iter().map(|m| m.staleness.max).max().unwrap_or(0);
+        let stage = measures.iter().position(|m| m.staleness.max == most).expect("a program has stages");
+        (stage, measures[stage])
+    }
+
+    fn failed(&self, subject: &Subject, bound: &At<u64>, stage: usize, worst: &Measure) -> Diagnostic {
+        let (schedule, witness) = (subject.schedule, worst.witness);
+        let (max, asked) = (worst.staleness.max, bound.value);
+        let split = schedule.backward == Backward::Split;
+        let backward = if split { Action::I } else { Action::B };
+        let message =
+            format!("{} is {max} update{} with `{}`, more than {asked}", self.name, plural(max), schedule.name);
+        let mut diagnostic = Diagnostic::error(self.code, bound.span.clone(), message)
+            .here(format!("at most {asked} update{} asked", plural(asked)));
+        let at = |action| origin(schedule, &subject.shape, stage as u32, action, witness.mb);
+        let reads = format!("on rank {stage} this reads version {} for micro-batch {}", witness.at_forward, witness.mb);
+        point(&mut diagnostic, schedule, at(Action::F), &reads);
+        let (crossed, what) = (crossed(witness.at_forward, witness.at_end), order::name(backward));
+        if self.code == DRIFT.code {
+            point(&mut diagnostic, schedule, at(backward), &format!("and this version {}", witness.at_end));
+            diagnostic.notes.push(format!(
+                "micro-batch {} on stage {stage}: F reads version {} of the weights, {what} reads version {}: {crossed} between them",
+                witness.mb, witness.at_forward, witness.at_end
+            ));
+        } else {
+            diagnostic.notes.push(format!(
+                "micro-batch {} on stage {stage}: F reads version {} of the weights, its gradient goes into update {}, applied to version {}: {crossed} between them",
+                witness.mb, witness.at_forward, witness.at_end, witness.at_end
+            ));
+        }
+        if let Some(ahead) = ahead(subject, stage, backward, witness.mb) {
+            diagnostic.notes.push(format!(
+                "rank {stage} has run F of {ahead} later micro-batches by then: the order decides that, whatever the timing"
+            ));
+        }
+        diagnostic.help(self.solve(subject, asked))
+    }
+
+    /// The help line: the smallest accumulate that satisfies the bound, found by expanding again.
+    fn solve(&self, subject: &Subject, asked: u64) -> String {
+        let (name, k) = (self.name, subject.shape.accumulate);
+        let satisfied = |accumulate: u32| {
+            let shape = Shape { accumulate, ..subject.shape };
+            let program = streams(subject.schedule, &shape).ok()?;
+            let stages = versions(&program, subject.boundary).ok()?;
+            Some(self.worst(&stages).1.staleness.max <= asked)
+        };
+        let mut work = 0;
+        let mut last = 0;
+        for accumulate in 1..=most_accumulate(subject) {
+            work += u64::from(accumulate) * u64::from(subject.shape.ranks);
+            if work > ACTIONS_MAX / 4 {
+                break;
+            }
+            last = accumulate;
+            if satisfied(accumulate) == Some(true)
+                && expand(subject.schedule, Shape { accumulate, ..subject.shape }).is_ok()
+            {
+                return format!("the smallest accumulate with {name} <= {asked} is {accumulate} (it is {k})");
+            }
+        }
+        match subject.schedule.update {
+            Update::Local => format!(
+                "no accumulate up to {last} gives {name} <= {asked} with `{}`; a schedule with `flush every accumulate`, such as one_f_one_b, has {name} 0",
+                subject.schedule.name
+            ),
+            Update::Flush => {
+                format!("no accumulate up to {last} gives {name} <= {asked} with `{}`", subject.schedule.name)
+            }
+        }
+    }
+}
+
+/// Where the search for an accumulate ends: beyond, staleness does not shrink with orders that keep a few rounds of all ranks in flight.
+fn most_accumulate(subject: &Subject) -> u32 {
+    subject.shape.ranks.saturating_mul(4).max(subject.shape.accumulate.saturating_mul(2)).max(16)
+}
+
+/// Adds a place in the schedule's source.
+fn point(diagnostic: &mut Diagnostic, schedule: &Schedule, span: Option<dsl::diag::Span>, text: &str) {
+    if let Some(span) = span {
+        let library = schedule.library.then(|| schedule.name.clone());
+        diagnostic.labels.push(Label { span, text: text.into(), library });
+    }
+}
+
+fn crossed(from: u64, to: u64) -> String {
+    match to.saturating_sub(from) {
+        0 => "no update lies".into(),
+        1 => format!("update {from} lies"),
+        2 => format!("updates {from} and {} lie", to - 1),
+        _ => format!("updates {from} to {} lie", to - 1),
+    }
+}
+
+fn plural(n: u64) -> &'static str {
+    if n == 1 { "" } else { "s" }
+}
+
+/// How many micro-batches after `mb` have run F when the backward pass of `mb` runs.
+fn ahead(subject: &Subject, rank: usize, backward: Action, mb: u64) -> Option<u64> {
+    let line = crate::expand::lines(subject.schedule, &subject.shape).ok()?.into_iter().nth(rank)?;
+    let is_backward =
+        |op| crate::line::input_gradient(op) && (backward == Action::B) == matches!(op, artifact::stream::Op::B(_));
+    let mut begun = 0;
+    for item in line.run(mb / line.microbatches + 1) {
+        if crate::line::forward(item.op) {
+            begun = item.mb;
+        }
+        if is_backward(item.op) && item.mb == mb {
+            return Some(begun - mb).filter(|ahead| *ahead > 0);
+        }
+    }
+    None
+}
+
+fn bubble(
+    subject: &Subject,
+    findings: &Findings,
+    bound: &At<f64>,
+    proofs: &mut Vec<Proof>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    let steady = &findings.steady;
+    let ranks = findings.program.streams.len();
+    let worst = (0..ranks).max_by(|a, b| steady.bubble(*a).total_cmp(&steady.bubble(*b))).unwrap_or(0);
+    let (found, asked) = (steady.bubble(worst), bound.value);
+    let holds = found <= asked;
+    let by = if steady.exact {
+        "under the cost model, times that repeat exactly"
+    } else {
+        "under the cost model, the mean over many repetitions, whose times were not seen to repeat"
+    };
+    let period = steady.period_ns();
+    proofs.push(Proof {
+        claim: format!("bubble <= {} on every rank", percent(asked)),
+        holds,
+        by: format!("{by}: the largest is {}, on rank {worst}", percent(found)),
+    });
+    if holds {
+        return;
+    }
+    let message =
+        format!("the bubble is {} with `{}`, more than {}", percent(found), subject.schedule.name, percent(asked));
+    let mut diagnostic = Diagnostic::error("P0313", bound.span.clone(), message)
+        .here(format!("at most {} asked", percent(asked)))
+        .note(format!("rank {worst} works {} of each period of {}", time(steady.busy_ns[worst]), time(period)));
+    if let Some(note) = longest_wait(findings, worst) {
+        diagnostic.notes.push(note);
+    }
+    let most = steady.busy_ns.iter().copied().max().unwrap_or(0);
+    if steady.busy_ns[worst] < most && period > 0 {
+        let floor = 1.0 - steady.busy_ns[worst] as f64 / most as f64;
+        diagnostic.notes.push(format!(
+            "the stages are uneven: the busiest rank works {}, so no order gives rank {worst} less than {}",
+            time(most),
+            percent(floor)
+        ));
+    }
+    diagnostics.push(diagnostic.help(solve_bubble(subject, findings, asked)));
+}
+
+/// The longest time that the rank waits in one repetition alone.
+fn longest_wait(findings: &Findings, rank: usize) -> Option<String> {
+    let mut free = None;
+    let mut longest: Option<(u64, &crate::time::Timed)> = None;
+    for event in findings.alone.iter().filter(|e| e.rank.index() == rank) {
+        let gap = event.start_ns - free.unwrap_or(0);
+        if gap > longest.map_or(0, |(gap, _)| gap) {
+            longest = Some((gap, event));
+        }
+        free = Some(event.end_ns);
+    }
+    let (gap, event) = longest?;
+    let op = artifact::verify::index::Kind::of(event.op).name();
+    Some(format!("its longest wait, {}, is before {op} of micro-batch {}", time(gap), event.mb))
+}
+
+/// The help line: the smallest accumulate that satisfies the bound. More micro-batches between flushes never make the bubble
+/// larger, so it is found by halving; the one found is what was computed.
+fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
+    let k = subject.shape.accumulate;
+    let satisfied = |accumulate: u32| {
+        let shape = Shape { accumulate, ..subject.shape };
+        let program = streams(subject.schedule, &shape).ok()?;
+        let steady = steady(&program, findings.costs);
+        Some((0..program.streams.len()).all(|r| steady.bubble(r) <= asked))
+    };
+    let most = (ACTIONS_MAX / 64 / u64::from(subject.shape.ranks).max(1)) as u32;
+    let (mut below, mut above) = (0, k.max(1));
+    while satisfied(above) == Some(false) && above < most {
+        (below, above) = (above, above.saturating_mul(2).min(most));
+    }
+    if satisfied(above) != Some(true) {
+        return match subject.schedule.update {
+            Update::Flush => format!(
+                "no accumulate up to {above} gives a bubble <= {} with `{}`; a schedule with `update local`, such as async_1f1b, has no drain",
+                percent(asked),
+                subject.schedule.name
+            ),
+            Update::Local => "even out the stages with `partition`, or lower the latency between ranks".into(),
+        };
+    }
+    while above - below > 1 {
+        let middle = below + (above - below) / 2;
+        if satisfied(middle) == Some(true) { above = middle } else { below = middle }
+    }
+    format!("the smallest accumulate with bubble <= {} is {above} (it is {k})", percent(asked))
+}
+
+fn percent(fraction: f64) -> String {
+    let text = format!("{:.2}", fraction * 100.0);
+    format!("{} %", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn time(ns: u64) -> String {
+    match ns {
+        0..10_000 => format!("{ns} ns"),
+        10_000..10_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.1} s", ns as f64 / 1e9),
+    }
+}
+
+/// Lint for a flush that has fewer micro-batches than a rank's warm-up asks for.
+pub(crate) fn short_warmup(subject: &Subject) -> Option<Diagnostic> {
+    let (schedule, shape) = (subject.schedule, &subject.shape);
+    if schedule.update == Update::Local {
+        return None;
+    }
+    let mut budget = ACTIONS_MAX;
+    let short = (0..shape.ranks)
+        .find_map(|rank| order::finite(schedule, shape, rank, u64::from(shape.accumulate), &mut budget).ok()?.short)?;
+    let message = format!("accumulate = {} is less than the warm-up of `{}`", shape.accumulate, schedule.name);
+    let mut lint = Diagnostic::lint("P0320", subject.accumulate.clone(), message)
+        .here(format!("{} micro-batch{} an update", shape.accumulate, if shape.accumulate == 1 { "" } else { "es" }))
+        .note("every forward pass runs before a backward pass on such a rank: correct, but it idles most of the time");
+    let asks =
+        format!("on rank {} this asks for {} forward passes, {} there are", short.rank, short.asked, short.performed);
+    point(&mut lint, schedule, Some(short.span.clone()), &asks);
+    Some(lint.help(format!("the smallest accumulate that fills the warm-up is {}", short.asked)))
+}

@@ -1,0 +1,392 @@
+//! Random orders, random streams and broken streams: the verifier and the analyses against the interpreter.
+
+use crate::interpreter::{Random, interpret};
+use crate::make::{async_1f1b, drain, gpipe, num, one_f_one_b, op, repeat, schedule, step, var, warmup, when, zb_h};
+use artifact::ids::{RankId, StageId};
+use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
+use artifact::verify::{Violation, verify};
+use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Expr, Phase, Schedule, Step, Update, Var};
+use plan::time::{Costs, run, steady};
+use plan::{Shape, Subject, analyse};
+
+/// `a P + b s + c`, sometimes capped or divided.
+fn expression(random: &mut Random, round: bool) -> Expr {
+    let term = |random: &mut Random, v| op(BinaryOp::Mul, num(random.below(5) as i64 - 2), var(v));
+    let mut sum = op(BinaryOp::Add, term(random, Var::P), term(random, Var::S));
+    sum = op(BinaryOp::Add, sum, num(random.below(7) as i64 - 2));
+    if round {
+        sum = op(BinaryOp::Add, sum, term(random, Var::N));
+    }
+    let other = num(random.below(4) as i64 + 1);
+    match random.below(5) {
+        0 => op(BinaryOp::Min, sum, var(Var::K)),
+        1 => op(BinaryOp::Max, sum, other),
+        2 => op(BinaryOp::Div, sum, other),
+        _ => sum,
+    }
+}
+
+fn body(random: &mut Random, actions: &[Action], conditions: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for action in actions {
+        let conditional = conditions && random.below(4) == 0;
+        let compare = [CmpOp::Lt, CmpOp::Le, CmpOp::Eq, CmpOp::Ge, CmpOp::Gt][random.below(5) as usize];
+        steps.push(if conditional {
+            when(*action, expression(random, true), compare, expression(random, true))
+        } else {
+            step(*action)
+        });
+    }
+    if random.below(4) == 0 {
+        let (a, b) = (random.below(steps.len() as u64) as usize, random.below(steps.len() as u64) as usize);
+        steps.swap(a, b);
+    }
+    steps
+}
+
+fn order(random: &mut Random, split: bool) -> Vec<Phase> {
+    use Action::{B, F, I, W};
+    let all: &[Action] = if split { &[F, I, W] } else { &[F, B] };
+    let mut phases = Vec::new();
+    let forwards = if random.below(2) == 0 { crate::make::after() } else { expression(random, false) };
+    phases.push(warmup(forwards, vec![step(F)]));
+    if random.below(3) == 0 {
+        let some = 1 + random.below(all.len() as u64) as usize;
+        phases.push(warmup(expression(random, false), body(random, &all[..some], true)));
+    }
+    phases.push(repeat(body(random, all, true)));
+    phases.push(drain(body(random, all, false)));
+    phases
+}
+
+fn random_schedule(random: &mut Random) -> Schedule {
+    let split = random.below(2) == 0;
+    let update = if random.below(2) == 0 { Update::Flush } else { Update::Local };
+    schedule("random", if split { Backward::Split } else { Backward::Whole }, update, order(random, split))
+}
+
+/// Whatever the order, it is refused with a diagnostic or its streams run, for every length, as the facts say.
+#[test]
+fn random_orders_run_as_analysed() {
+    let mut random = Random(7);
+    let (mut accepted, mut local, mut deadlocks) = (0, 0, 0);
+    for _ in 0..4000 {
+        let schedule = random_schedule(&mut random);
+        let shape = Shape {
+            ranks: 1 + random.below(4) as u32,
+            accumulate: 1 + random.below(5) as u32,
+            receive_extra: random.below(3) as u32,
+            send_slots: 1 + random.below(2) as u32,
+        };
+        let program = match plan::expand(&schedule, shape) {
+            Ok(program) => program,
+            Err(found) => {
+                assert!(found.iter().all(|d| d.is_error() && d.code != "P0399"), "{found:?}\n{schedule:?} {shape:?}");
+                deadlocks += usize::from(found[0].code == "P0310");
+                continue;
+            }
+        };
+        accepted += 1;
+        local += usize::from(schedule.update == Update::Local);
+        matches_facts(&schedule, shape, &program, &mut random);
+    }
+    assert!(
+        accepted > 500 && local > 100 && deadlocks > 50,
+        "{accepted} accepted, {local} local, {deadlocks} deadlocks"
+    );
+}
+
+fn matches_facts(schedule: &Schedule, shape: Shape, program: &Program, random: &mut Random) {
+    let costs = Costs::unit(shape.ranks as usize);
+    let (facts, _) = analyse(program, &Subject::new(schedule, shape), &costs);
+    let stages = shape.ranks as usize;
+    let mut seen = vec![(0, 0); stages];
+    let long = {
+        let furthest = program.streams.iter().flat_map(|s| &s.period).map(|i| i.mb).max().unwrap_or(0);
+        u64::from(furthest / shape.accumulate + 2 + 2 * program.streams[0].updates)
+    };
+    for updates in (1..=4).chain([long]) {
+        let observed = interpret(program, updates, random)
+            .unwrap_or_else(|e| panic!("{updates} updates: {e}\n{schedule:?}\n{shape:?}\n{program:?}"));
+        for s in 0..stages {
+            let most = |list: &[u64]| *list.iter().max().unwrap();
+            seen[s].0 = seen[s].0.max(most(&observed.drift[s]));
+            seen[s].1 = seen[s].1.max(most(&observed.delay[s]));
+            let facts = &facts.stages[s];
+            assert!(seen[s].0 <= facts.drift.max && seen[s].1 <= facts.delay.max);
+            if updates == long {
+                assert_eq!(seen[s], (facts.drift.max, facts.delay.max), "{schedule:?} {shape:?}");
+                let step = program.streams[0].microbatches as usize;
+                let mean = |list: &[u64]| list[list.len() - step..].iter().sum::<u64>() as f64 / step as f64;
+                assert!((mean(&observed.drift[s]) - facts.drift.mean).abs() < 1e-9, "{schedule:?} {shape:?}");
+                assert!((mean(&observed.delay[s]) - facts.delay.mean).abs() < 1e-9);
+            }
+        }
+    }
+}
+
+/// A random flush: every rank interleaves F and B at random, posts and sends at random places, with random slots.
+fn random_streams(random: &mut Random) -> Program {
+    let ranks = 2 + random.below(3) as usize;
+    let k = 1 + random.below(4) as u32;
+    let mut streams = Vec::new();
+    let mut rings = Vec::new();
+    for s in 0..ranks {
+        let at = |op, mb| Instr { op, stage: StageId(s as u32), mb };
+        let (mut f, mut b) = (0, 0);
+        let mut list = Vec::new();
+        while b < k {
+            if f < k && (f == b || random.below(2) == 0) {
+                list.push(at(Op::F, f));
+                f += 1;
+            } else {
+                list.push(at(Op::B(Accumulation { first: b == 0, last: b + 1 == k }), b));
+                b += 1;
+            }
+        }
+        for mb in 0..k {
+            let mut insert = |before: bool, op: Op, of: fn(Op) -> bool| {
+                let place = list.iter().position(|i| of(i.op) && i.mb == mb).expect("both are there");
+                let same = |i: &Instr| i.op == op && i.mb + 1 == mb;
+                let after = list.iter().position(same).map_or(0, |p| p + 1);
+                let place = if before {
+                    after + random.below((place + 1).saturating_sub(after).max(1) as u64) as usize
+                } else {
+                    after.max(place + 1) + usize::from(random.below(3) == 0 && after.max(place + 1) < list.len())
+                };
+                list.insert(place, at(op, mb));
+            };
+            if s > 0 {
+                insert(true, Op::RecvF, |o| o == Op::F);
+                insert(false, Op::SendB, |o| matches!(o, Op::B(_)));
+            }
+            if s + 1 < ranks {
+                insert(true, Op::RecvB, |o| matches!(o, Op::B(_)));
+                insert(false, Op::SendF, |o| o == Op::F);
+            }
+        }
+        list.push(at(Op::U, 0));
+        streams.push(Stream { prologue: Vec::new(), period: list, microbatches: k, updates: 1 });
+        let mut slots = || 1 + random.below(4) as u32;
+        rings.push(RingSizes {
+            stash: k,
+            recv_f: k.max(slots()),
+            send_f: slots(),
+            recv_b: k.max(slots()),
+            send_b: slots(),
+        });
+    }
+    Program { streams, rank_of_stage: (0..ranks as u32).map(RankId).collect(), rings, accumulate: k }
+}
+
+/// The verifier accepts what runs, and says "deadlock" of what gets stuck: both ways.
+#[test]
+fn verdicts_on_random_streams_are_those_of_the_interpreter() {
+    let mut random = Random(11);
+    let (mut sound, mut stuck) = (0, 0);
+    for _ in 0..4000 {
+        let program = random_streams(&mut random);
+        let runs: Vec<_> = (1..=3).map(|updates| interpret(&program, updates, &mut random).map(|_| ())).collect();
+        match verify(&program) {
+            Ok(()) => {
+                assert!(runs.iter().all(Result::is_ok), "{runs:?} {program:?}");
+                sound += 1;
+            }
+            Err(violations) => {
+                assert!(runs.iter().any(Result::is_err), "{violations:?} {program:?}");
+                if matches!(violations[..], [Violation::Deadlock(_)]) {
+                    assert!(runs.contains(&Err("stuck".into())), "{runs:?} {violations:?} {program:?}");
+                    stuck += 1;
+                }
+            }
+        }
+    }
+    assert!(sound > 200 && stuck > 200, "{sound} sound, {stuck} stuck");
+}
+
+fn good_programs() -> Vec<Program> {
+    let mut programs = Vec::new();
+    for schedule in [gpipe(), one_f_one_b(), async_1f1b(), zb_h(1, Update::Flush), zb_h(1, Update::Local)] {
+        for (ranks, accumulate) in [(2, 1), (3, 2), (4, 3)] {
+            programs.push(plan::expand(&schedule, Shape::new(ranks, accumulate)).unwrap());
+        }
+    }
+    programs
+}
+
+/// Sections of all ranks, to change one.
+fn sections(program: &mut Program) -> Vec<&mut Vec<Instr>> {
+    program.streams.iter_mut().flat_map(|s| [&mut s.prologue, &mut s.period]).collect()
+}
+
+#[test]
+fn every_missing_or_doubled_instruction_is_caught() {
+    for good in good_programs() {
+        for section in 0..2 * good.streams.len() {
+            let length = sections(&mut good.clone())[section].len();
+            for at in 0..length {
+                let mut missing = good.clone();
+                sections(&mut missing)[section].remove(at);
+                assert!(verify(&missing).is_err());
+                let mut doubled = good.clone();
+                let again = sections(&mut doubled)[section][at];
+                sections(&mut doubled)[section].push(again);
+                assert!(verify(&doubled).is_err());
+                let mut renumbered = good.clone();
+                sections(&mut renumbered)[section][at].mb += 1;
+                assert!(verify(&renumbered).is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_wrong_mark_is_caught() {
+    for good in good_programs() {
+        for section in 0..2 * good.streams.len() {
+            let length = sections(&mut good.clone())[section].len();
+            for at in 0..length {
+                for mark in 0..2 {
+                    let mut wrong = good.clone();
+                    let flip = |a: &mut Accumulation| if mark == 0 { a.first ^= true } else { a.last ^= true };
+                    match &mut sections(&mut wrong)[section][at].op {
+                        Op::B(a) | Op::W(a) => flip(a),
+                        _ => continue,
+                    }
+                    let found = verify(&wrong).unwrap_err();
+                    assert!(matches!(found[0], Violation::Accumulation { .. }), "{found:?}");
+                }
+            }
+        }
+    }
+}
+
+/// Every ring has exactly the slots that its posts use: with one less, a slot is taken.
+#[test]
+fn every_ring_one_short_is_caught() {
+    for good in good_programs() {
+        for s in 0..good.rings.len() {
+            let fields: [fn(&mut RingSizes) -> &mut u32; 5] =
+                [|r| &mut r.stash, |r| &mut r.recv_f, |r| &mut r.send_f, |r| &mut r.recv_b, |r| &mut r.send_b];
+            for field in fields {
+                let mut short = good.clone();
+                let slots = field(&mut short.rings[s]);
+                if *slots == 0 {
+                    continue;
+                }
+                *slots -= 1;
+                let found = verify(&short).unwrap_err();
+                assert!(matches!(found[0], Violation::Ring { .. }), "{found:?}");
+            }
+        }
+    }
+}
+
+/// A swapped pair is refused, or harmless: then it runs.
+#[test]
+fn swapped_pairs_are_caught_or_run() {
+    let mut random = Random(3);
+    let (mut caught, mut harmless) = (0, 0);
+    for good in good_programs() {
+        for section in 0..2 * good.streams.len() {
+            let length = sections(&mut good.clone())[section].len();
+            for at in 1..length {
+                let mut swapped = good.clone();
+                sections(&mut swapped)[section].swap(at - 1, at);
+                if verify(&swapped).is_ok() {
+                    harmless += 1;
+                    for updates in [1, 2, 5, 9] {
+                        interpret(&swapped, updates, &mut random).unwrap_or_else(|e| panic!("{e}: {swapped:?}"));
+                    }
+                } else {
+                    caught += 1;
+                    let runs = (1..=9).map(|updates| interpret(&swapped, updates, &mut random));
+                    assert!(runs.into_iter().any(|run| run.is_err()), "{:?} {swapped:?}", verify(&swapped));
+                }
+            }
+        }
+    }
+    assert!(caught > 100 && harmless > 100, "{caught} caught, {harmless} harmless");
+}
+
+/// The receiver needs F 1 before it can free F 0's only slot: schedules.md's finite-slot deadlock is a ring that is too short.
+#[test]
+fn one_receive_slot_for_two_in_flight() {
+    let mut program = plan::expand(&gpipe(), Shape::new(2, 3)).unwrap();
+    program.rings[1].recv_f = 1;
+    assert!(matches!(verify(&program).unwrap_err()[..], [Violation::Ring { ring: "recv_f", .. }]));
+}
+
+/// Arbitrary data: an answer, in bounded time.
+#[test]
+fn arbitrary_programs_get_an_answer() {
+    let mut random = Random(5);
+    let wild = |random: &mut Random| match random.below(6) {
+        0 => u32::MAX,
+        1 => random.next() as u32,
+        _ => random.below(4) as u32,
+    };
+    for _ in 0..20_000 {
+        let instr = |random: &mut Random| {
+            let a = Accumulation { first: random.below(2) == 0, last: random.below(2) == 0 };
+            let ops = [Op::F, Op::B(a), Op::I, Op::W(a), Op::U, Op::SendF, Op::RecvF, Op::SendB, Op::RecvB];
+            Instr { op: ops[random.below(9) as usize], stage: StageId(wild(random) % 5), mb: wild(random) }
+        };
+        let list = |random: &mut Random| (0..random.below(8)).map(|_| instr(random)).collect::<Vec<_>>();
+        let streams = (0..random.below(4))
+            .map(|_| Stream {
+                prologue: list(&mut random),
+                period: list(&mut random),
+                microbatches: wild(&mut random),
+                updates: wild(&mut random),
+            })
+            .collect();
+        let rank_of_stage = (0..random.below(4)).map(|_| RankId(wild(&mut random) % 5)).collect();
+        let rings =
+            (0..random.below(4)).map(|_| RingSizes { stash: wild(&mut random), ..Default::default() }).collect();
+        let _ = verify(&Program { streams, rank_of_stage, rings, accumulate: wild(&mut random) });
+    }
+    // One wild number in a sound program.
+    for good in good_programs() {
+        for _ in 0..300 {
+            let mut program = good.clone();
+            let s = random.below(good.streams.len() as u64) as usize;
+            match random.below(5) {
+                0 => program.rings[s].send_f = wild(&mut random),
+                1 => program.streams[s].microbatches = wild(&mut random),
+                2 => program.accumulate = wild(&mut random),
+                3 => program.rank_of_stage[s] = RankId(wild(&mut random)),
+                _ => {
+                    let at = random.below(good.streams[s].period.len() as u64) as usize;
+                    program.streams[s].period[at].mb = wild(&mut random);
+                }
+            }
+            let _ = verify(&program);
+        }
+    }
+}
+
+/// The steady period is what long runs grow by, with random costs.
+#[test]
+fn the_period_is_what_long_runs_grow_by() {
+    let mut random = Random(9);
+    for program in good_programs() {
+        let stages = program.rank_of_stage.len();
+        for _ in 0..10 {
+            let mut costs = Costs::uniform(stages, 0, 0, 0, random.below(30));
+            for stage in &mut costs.stages {
+                stage.f_ns = random.below(50);
+                stage.i_ns = random.below(50);
+                stage.w_ns = random.below(50);
+                stage.u_ns = random.below(5);
+            }
+            let steady = steady(&program, &costs);
+            assert!(steady.exact);
+            let updates = u64::from(program.streams[0].updates);
+            let makespan =
+                |repetitions| run(&program, &costs, repetitions * updates).iter().map(|t| t.end_ns).max().unwrap();
+            let (from, to) = (100, 100 + 10 * steady.repetitions);
+            assert_eq!(makespan(to) - makespan(from), 10 * steady.total_ns, "{costs:?}");
+        }
+    }
+}
