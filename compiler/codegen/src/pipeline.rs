@@ -33,7 +33,9 @@ pub const TO_LLVM: &str = "builtin.module(func.func(convert-linalg-to-loops),fun
      convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-arith-to-llvm,convert-index-to-llvm,convert-cf-to-llvm,\
      convert-ub-to-llvm,reconcile-unrealized-casts,cse)";
 
-/// LLVM's own optimisations, in `opt`'s notation. Without fastmath flags none of them changes a bit of a result.
+/// LLVM's own optimisations, in `opt`'s notation. Without fastmath flags none of them changes a bit of a result. Measured against
+/// none but sroa and early-cse: cross-entropy and LayerNorm's gradient a tenth faster, matmuls and attention the same, compile time
+/// twice as long (0.4 s for a matmul).
 pub const OPTIMISE: &str = "default<O2>";
 
 /// A compiled kernel: an ELF object that exports the kernel's name.
