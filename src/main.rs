@@ -1,5 +1,7 @@
 //! The `paceline` command. Each subcommand is one file in `commands/`.
 
+#[cfg(feature = "codegen")]
+mod bundle;
 mod cli;
 mod commands;
 mod driver;

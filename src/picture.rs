@@ -1,6 +1,6 @@
 //! The timeline as an SVG picture: a lane per rank, a box per action, time to the right.
 
-use plan::timing::Event;
+use plan::time::Timed;
 use artifact::stream::Op;
 use svg::Document;
 use svg::node::element::{Group, Line, Rectangle, Style, Text, Title};
@@ -24,7 +24,7 @@ const CSS: &str = "
   }";
 
 /// Draws `events` (nanoseconds) of `ranks` ranks under a title.
-pub fn timeline(title: &str, ranks: usize, events: &[Event]) -> Document {
+pub fn timeline(title: &str, ranks: usize, events: &[Timed]) -> Document {
     let end_ns = events.iter().map(|e| e.end_ns).max().unwrap_or(0).max(1);
     let scale = (WIDTH - LEFT - 16.0) / end_ns as f64;
     let height = TOP + ranks as f64 * (LANE_HEIGHT + LANE_GAP) + 34.0;
@@ -52,7 +52,7 @@ fn lane_y(rank: usize) -> f64 {
     TOP + rank as f64 * (LANE_HEIGHT + LANE_GAP)
 }
 
-fn action(event: &Event, scale: f64) -> Group {
+fn action(event: &Timed, scale: f64) -> Group {
     let (x, y) = (LEFT + event.start_ns as f64 * scale, lane_y(event.rank.index()));
     let width = (event.end_ns - event.start_ns) as f64 * scale;
     let (class, letter) = match event.op {

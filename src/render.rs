@@ -26,7 +26,7 @@ pub fn render(source: &Source, diagnostic: &Diagnostic, styled: bool) -> String 
         Severity::Lint => Level::WARNING.with_name("lint"),
     };
     let mut group = Group::with_title(level.primary_title(diagnostic.message.as_str()).id(diagnostic.code));
-    for (index, label) in diagnostic.labels.iter().enumerate() {
+    for (index, label) in diagnostic.labels.iter().enumerate().filter(|_| !on_command_line(diagnostic)) {
         group = group.element(snippet(source, label, index == 0));
     }
     for note in &diagnostic.notes {
@@ -36,6 +36,11 @@ pub fn render(source: &Source, diagnostic: &Diagnostic, styled: bool) -> String 
     group = group.element(Level::HELP.message(help));
     let renderer = if styled { Renderer::styled() } else { Renderer::plain() };
     renderer.render(&[group]).to_string()
+}
+
+/// Faults of a `--set` have no place in the file.
+fn on_command_line(diagnostic: &Diagnostic) -> bool {
+    matches!(diagnostic.code, "P0250" | "P0251")
 }
 
 fn snippet<'a>(

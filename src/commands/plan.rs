@@ -6,6 +6,6 @@ use crate::failure::Failure;
 
 pub fn run(args: &Plan) -> Result<(), Failure> {
     let analysed = driver::accepted(&args.spec)?.1;
-    print!("{}", plan::grid(&analysed.program, &analysed.costs));
+    print!("{}", plan::grid::grid(&analysed.program, &analysed.costs));
     Ok(())
 }

@@ -1,0 +1,68 @@
+//! An analysed spec made into a bundle: the manifest from what is proved and planned, the images from code generation.
+
+use crate::cli::SpecArgs;
+use crate::driver::{self, Analysed};
+use crate::failure::Failure;
+use crate::render::Source;
+use artifact::bundle::Bundle;
+use artifact::program::{DataShape, LearningRate, Manifest, Optimizer, Proved};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Compiles all kernels and assembles the bundle. The spec has a model.
+pub fn make(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Result<Bundle, Failure> {
+    let build = analysed.build.as_ref().expect("the caller checked that there is a model");
+    let bar = ProgressBar::new(build.kernels.len() as u64)
+        .with_style(ProgressStyle::with_template("compiling kernels {wide_bar} {pos}/{len}").expect("a valid template"));
+    let images = codegen::compile(&build.kernels, &build.stages, analysed.cpu, &|done, _| bar.set_position(done as u64))
+        .map_err(|e| Failure::Outside(e.to_string()));
+    bar.finish_and_clear();
+    let bundle = Bundle { manifest: manifest(source, args, analysed), images: images? };
+    bundle.check().map_err(|e| Failure::Outside(format!("internal error, please report: the bundle just made is not sound: {e}")))?;
+    Ok(bundle)
+}
+
+fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manifest {
+    let spec = &analysed.spec;
+    let build = analysed.build.as_ref().expect("the caller checked that there is a model");
+    let model = spec.model.as_ref().expect("a build has a model");
+    let facts = &analysed.facts;
+    Manifest {
+        source_name: source.name.clone(),
+        source: dsl::with_sets(&source.text, &driver::sets(args)),
+        cpu: analysed.cpu.name().to_owned(),
+        llvm: codegen::llvm_version(),
+        data: DataShape {
+            microbatch: spec.pipeline.microbatch.value,
+            context: model.context.value,
+            vocab: model.vocab.value,
+        },
+        optimizer: optimizer(spec.optimizer.value),
+        learning_rate: learning_rate(spec.learning_rate.value),
+        boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
+        program: analysed.program.clone(),
+        stages: build.stages.clone(),
+        memory: build.memory.clone(),
+        kernels: build.entries.clone(),
+        proved: Proved {
+            drift_max: facts.stages.iter().map(|s| s.drift.max).collect(),
+            delay_max: facts.stages.iter().map(|s| s.delay.max).collect(),
+            bubble: facts.ranks.iter().map(|r| r.bubble).collect(),
+        },
+    }
+}
+
+fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
+    match o {
+        dsl::spec::Optimizer::AdamW { beta1, beta2, eps, decay } => Optimizer::AdamW { beta1, beta2, eps, decay },
+        dsl::spec::Optimizer::Sgd { momentum, decay } => Optimizer::Sgd { momentum, decay },
+    }
+}
+
+fn learning_rate(lr: dsl::spec::LearningRate) -> LearningRate {
+    match lr {
+        dsl::spec::LearningRate::Constant { lr } => LearningRate::Constant { lr },
+        dsl::spec::LearningRate::Cosine { peak, warmup, total, floor } => {
+            LearningRate::Cosine { peak, warmup, total, floor }
+        }
+    }
+}

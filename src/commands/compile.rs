@@ -1,0 +1,67 @@
+//! `paceline compile FILE -o DIR`.
+
+use crate::bundle;
+use crate::cli::{Compile, Emit};
+use crate::driver::{self, Analysed};
+use crate::failure::Failure;
+use crate::report::bytes;
+use model::build::Build;
+use std::path::Path;
+
+pub fn run(args: &Compile) -> Result<(), Failure> {
+    if args.target != "cpu" {
+        return Err(Failure::Usage(format!("--target {}: only `cpu` is supported so far", args.target)));
+    }
+    let (source, analysed) = driver::accepted(&args.spec)?;
+    let build = analysed.build.as_ref().ok_or_else(|| no_model(&args.spec.file))?;
+    if let Some(level) = args.emit {
+        return write_text(&emit(&analysed, build, level)?, args.output.as_deref());
+    }
+    let output = args.output.as_ref().ok_or_else(|| {
+        Failure::Usage("compile needs -o DIR for the bundle, or --emit to print a level".to_owned())
+    })?;
+    let made = bundle::make(&source, &args.spec, &analysed)?;
+    runtime::bundle_dir::write(output, &made).map_err(|e| Failure::file("write", output, e))?;
+    let code: usize = made.images.iter().map(|i| i.code.len()).sum();
+    println!(
+        "{}: {} stages, {} kernels, {} of code for {}",
+        output.display(),
+        made.images.len(),
+        made.manifest.kernels.len(),
+        bytes(code as u64),
+        made.manifest.cpu
+    );
+    Ok(())
+}
+
+/// Why a spec without a model can't become code.
+pub fn no_model(file: &Path) -> Failure {
+    Failure::Usage(format!(
+        "{} has no `model` block: it can be checked, planned and drawn, but there is nothing to compile",
+        file.display()
+    ))
+}
+
+fn emit(analysed: &Analysed, build: &Build, level: Emit) -> Result<String, Failure> {
+    let text = match level {
+        Emit::Sched => codegen::emit_sched(&analysed.program, &build.stages, &build.kernels),
+        Emit::Linalg => codegen::emit(&build.kernels, analysed.cpu, codegen::Level::Linalg),
+        Emit::Llvm => codegen::emit(&build.kernels, analysed.cpu, codegen::Level::Llvm),
+    };
+    text.map_err(|e| Failure::Outside(e.to_string()))
+}
+
+fn write_text(text: &str, output: Option<&Path>) -> Result<(), Failure> {
+    match output {
+        Some(path) => std::fs::write(path, text).map_err(|e| Failure::file("write", path, e)),
+        None => {
+            use std::io::Write;
+            match std::io::stdout().write_all(text.as_bytes()) {
+                Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
+                    Err(Failure::Outside(format!("cannot write to standard output: {e}")))
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+}

