@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 const FILE_LINES_MAX: usize = 600;
 /// Lines of a function, its signature and last brace included.
 const FUNCTION_LINES_MAX: usize = 80;
-/// Names of the files that may hold unsafe code: calls through a C interface, mapped memory, the arena.
-const UNSAFE_FILES: [&str; 4] = ["ffi.rs", "map.rs", "arena.rs", "call.rs"];
+/// Names of the files that may hold unsafe code: calls through a C interface, mapped memory, the arena. Tests may
+/// call and write kernels anywhere.
+const UNSAFE_FILES: [&str; 3] = ["ffi.rs", "map.rs", "arena.rs"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -114,7 +115,8 @@ fn unsafe_code_is_in_files_named_for_it() {
         [format!("{keyword} {{"), format!("{keyword} fn"), format!("{keyword} impl"), format!("{keyword} extern")];
     let mut places = Vec::new();
     for (path, text) in files(&["rs"]) {
-        if UNSAFE_FILES.iter().any(|name| path.ends_with(&format!("/{name}"))) {
+        let test = path.split('/').any(|folder| folder == "tests");
+        if test || UNSAFE_FILES.iter().any(|name| path.ends_with(&format!("/{name}"))) {
             continue;
         }
         let lines = text.lines().enumerate().filter(|(_, line)| opens.iter().any(|o| line.contains(o)));
