@@ -118,9 +118,10 @@ impl Cutter<'_> {
         }
         let end = low + (high - low) / 2;
         let mut at = None;
-        for from in from_low..=from_high.min(end - 1) {
+        let starts = before.iter().copied().enumerate().take(from_high.min(end - 1) + 1).skip(from_low);
+        for (from, so_far) in starts {
             let work = self.sums[end] - self.sums[from];
-            let Some(so_far) = before[from].filter(|_| work <= self.limit) else { continue };
+            let Some(so_far) = so_far.filter(|_| work <= self.limit) else { continue };
             let sum = so_far + work * work;
             if self.best[end].is_none_or(|b| sum < b) {
                 self.best[end] = Some(sum);

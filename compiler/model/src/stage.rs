@@ -3,15 +3,15 @@
 //!
 //! # What is saved
 //!
-//! Whatever forward value a backward node reads. Per block and micro-batch, with R rows and width D, in 4-byte words: `y1`, `o`, `x2`,
-//! `y2` and the block's output or input (a block's output is the next block's input and is stored once): 5 RD; `qkv` 3 RD; `pre` and
-//! `act` 4 RD each; two means and two reciprocal deviations 4 R; `lse` R x heads: **16 RD + 4 R + R heads words**. The input of a stage's first
-//! layer stays in ring `recv_f`, the output of its last in `send_f`. The head saves `y` (RD), mean and deviation (2 R) and the logits'
-//! gradient (R x vocab).
+//! Whatever forward value a backward node reads. Per block and micro-batch, with R rows and width D, in 4-byte words: the block's
+//! input, `y1`, `o`, `x2` and `y2`: 5 RD (a block's output is the next one's input and is stored once); `qkv` 3 RD; `pre` and `act` 4 RD
+//! each; two means and two reciprocal deviations 4 R; `lse` R x heads: **16 RD + 4 R + R heads words**. A stage's received input stays in
+//! ring `recv_f` instead, its output goes to `send_f`. The head saves its input and `y` (RD each), mean and deviation (2 R) and the
+//! logits' gradient (R x vocab).
 //!
-//! When the backward pass is split, I leaves in the stash what W reads, per block: `dx2`, `dy1`, `dy2` and the block's output gradient
-//! (4 RD), `dqkv` (3 RD), `dpre` (4 RD): **11 RD words** more (10 RD for a stage's last block, whose output gradient
-//! stays in `recv_b`, and the head adds its `dy`).
+//! When the backward pass is split, I leaves in the stash what W reads, per block: its output gradient, `dx2`, `dy1` and `dy2` (4 RD),
+//! `dqkv` (3 RD), `dpre` (4 RD): **11 RD words** more (10 RD where the output gradient is received: it stays in `recv_b`); the
+//! head adds its `dy` and the embedding its output's gradient.
 
 use crate::derivative::{Derivative, derivative};
 use crate::dims::Dims;

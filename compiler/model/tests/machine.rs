@@ -56,6 +56,9 @@ impl Setting<'_> {
     }
 }
 
+/// A micro-batch and what was sent of it.
+type Sent = (u64, Vec<f64>);
+
 /// A pipeline in one thread.
 pub struct Machine<'a> {
     pub build: &'a Build,
@@ -64,7 +67,7 @@ pub struct Machine<'a> {
     /// By rank.
     pub arenas: Vec<Arena>,
     /// What is under way, by sending stage and direction (true: forward).
-    transfers: HashMap<(StageId, bool), VecDeque<(u64, Vec<f64>)>>,
+    transfers: HashMap<(StageId, bool), VecDeque<Sent>>,
     /// Summed cross-entropy by micro-batch.
     pub losses: HashMap<u64, f64>,
     /// By stage: most updates between F and B (or I), counted by the version words.
