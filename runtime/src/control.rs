@@ -110,3 +110,32 @@ impl<'a> Control<'a> {
         self.links.all().for_each(|c| c.wake());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_ends_the_segment_at_the_next_border_that_is_not_begun() {
+        let (stop, links) = (StopFlag::default(), Links::new(&[]));
+        let limit = |next: u64, requested: bool| {
+            let control = Control::new(12, 3, &stop, &links);
+            if requested {
+                stop.request();
+            }
+            control.before_first_forward(next);
+            control.limit()
+        };
+        assert_eq!(limit(4, false), 12);
+        // Micro-batch 3 was begun: its update is completed. Micro-batch 6 was not.
+        assert_eq!((limit(4, true), limit(6, true), limit(11, true), limit(0, true)), (6, 6, 12, 0));
+    }
+
+    #[test]
+    fn instructions_past_the_end_are_skipped_updates_by_their_own_count() {
+        let (stop, links) = (StopFlag::default(), Links::new(&[]));
+        let control = Control::new(12, 3, &stop, &links);
+        assert_eq!([11, 12].map(|at| control.skips(Op::F, at)), [false, true]);
+        assert_eq!([3, 4].map(|at| control.skips(Op::U, at)), [false, true]);
+    }
+}

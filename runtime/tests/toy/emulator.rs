@@ -1,7 +1,7 @@
 //! What a run must compute, from the definitions alone: micro-batches one after the other, on weights of the versions that
 //! the staleness formulas give. No streams, threads or transfers.
 
-use super::{CONTEXT, DECAY, LAYERS, LR, MICROBATCH, MOMENTUM, ROWS, Schedule, TEXT, Toy, VOCAB, WIDTH};
+use super::{CONTEXT, DECAY, LAYERS, MICROBATCH, MOMENTUM, ROWS, Schedule, TEXT, Toy, VOCAB, WIDTH};
 use runtime::draw::Draws;
 
 /// Losses by update, final weights by layer, and largest drift by stage.
@@ -47,7 +47,7 @@ pub fn train(toy: Toy, updates: u64, seed: u64) -> Outcome {
             sums = if sums.is_empty() { gradients } else { add(sums, gradients) };
         }
         outcome.losses.push(loss / (k as f64 * ROWS as f64));
-        versions.push(update(&versions[u as usize], &mut momentum, &sums));
+        versions.push(update(&versions[u as usize], learning_rate(u), &mut momentum, &sums));
     }
     outcome.weights = versions.pop().unwrap();
     outcome
@@ -96,15 +96,24 @@ fn add(a: Vec<Vec<f32>>, b: Vec<Vec<f32>>) -> Vec<Vec<f32>> {
     a.into_iter().zip(b).map(row).collect()
 }
 
-fn update(weights: &[Vec<f32>], momentum: &mut [Vec<f32>], sums: &[Vec<f32>]) -> Vec<Vec<f32>> {
+fn update(weights: &[Vec<f32>], lr: f64, momentum: &mut [Vec<f32>], sums: &[Vec<f32>]) -> Vec<Vec<f32>> {
     let mut next = weights.to_vec();
     for l in 0..LAYERS {
         // Layers with an even number have decay.
-        let keep = if l % 2 == 0 { (1.0 - LR * DECAY) as f32 } else { 1.0 };
+        let keep = if l % 2 == 0 { (1.0 - lr * DECAY) as f32 } else { 1.0 };
         for j in 0..WIDTH {
             momentum[l][j] = MOMENTUM as f32 * momentum[l][j] + sums[l][j];
-            next[l][j] = keep * next[l][j] - LR as f32 * momentum[l][j];
+            next[l][j] = keep * next[l][j] - lr as f32 * momentum[l][j];
         }
     }
     next
+}
+
+/// The toy's RATE, written out.
+fn learning_rate(update: u64) -> f64 {
+    match update {
+        0..3 => 0.05 * (update + 1) as f64 / 3.0,
+        3..8 => 0.01 + (0.05 - 0.01) * (1.0 + libm::cos(std::f64::consts::PI * ((update - 3) as f64 / 5.0))) / 2.0,
+        _ => 0.01,
+    }
 }

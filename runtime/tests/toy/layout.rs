@@ -2,7 +2,7 @@
 
 use super::kernels::*;
 use super::streams::{rings, stream};
-use super::{CONTEXT, DECAY, LAYERS, LR, MICROBATCH, MOMENTUM, ROWS, Toy, VOCAB, WIDTH};
+use super::{CONTEXT, DECAY, LAYERS, MICROBATCH, MOMENTUM, RATE, ROWS, Toy, VOCAB, WIDTH};
 use artifact::ids::{RankId, StageId};
 use artifact::program::*;
 use artifact::stream::Program;
@@ -38,7 +38,7 @@ pub fn manifest(toy: Toy) -> Manifest {
         llvm: "none".into(),
         data: DataShape { microbatch: MICROBATCH as u32, context: CONTEXT as u32, vocab: VOCAB },
         optimizer: Optimizer::Sgd { momentum: MOMENTUM, decay: DECAY },
-        learning_rate: LearningRate::Constant { lr: LR },
+        learning_rate: RATE,
         boundary: toy.boundary,
         program: Program {
             streams: (0..toy.ranks).map(|rank| stream(toy, rank)).collect(),

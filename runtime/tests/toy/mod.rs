@@ -10,7 +10,7 @@ mod streams;
 
 pub use layout::manifest;
 
-use artifact::program::Manifest;
+use artifact::program::{LearningRate, Manifest};
 use runtime::observe::{EvaluationRecord, UpdateRecord};
 use runtime::{Kernels, Observer, RunError, RunOptions, Summary};
 use std::io;
@@ -22,7 +22,8 @@ pub const MICROBATCH: usize = 2;
 pub const CONTEXT: usize = 3;
 pub const ROWS: usize = MICROBATCH * CONTEXT;
 pub const VOCAB: u32 = 128;
-pub const LR: f64 = 0.05;
+/// Learning rate of the first updates: a cosine from `peak` after a linear warm-up.
+pub const RATE: LearningRate = LearningRate::Cosine { peak: 0.05, warmup: 3, total: 8, floor: 0.01 };
 pub const MOMENTUM: f64 = 0.9;
 pub const DECAY: f64 = 0.01;
 
