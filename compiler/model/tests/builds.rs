@@ -4,7 +4,7 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Layer, Partition};
+use dsl::spec::{At, Layer, Model, Partition};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_sizes};
@@ -53,6 +53,50 @@ proptest! {
             prop_assert_eq!((&kernel.name, kernel.scratch_bytes), (&entry.name, entry.scratch_bytes));
         }
     }
+}
+
+/// A power of two up to `2^max`, or a neighbour of it.
+fn about(max: u32) -> impl Strategy<Value = u32> {
+    (0..=max, -1i64..=1).prop_map(move |(power, by)| ((1i64 << power) + by).clamp(1, 1 << max) as u32)
+}
+
+proptest! {
+    /// Sizes up to the largest that the language takes: refused or built, without overflow.
+    #[test]
+    fn extreme_sizes_are_refused_or_built(
+        (layers, heads, head_width, context) in (1u32..4, about(12), about(17), about(22)),
+        (vocab, microbatch, k, slots) in (about(22), about(16), about(31), about(16)),
+        bound in any::<u64>(),
+    ) {
+        let at = |value| At { value, span: 0..0 };
+        let width = (heads * head_width.min((1 << 17) / heads)).max(1);
+        let (layers, width, heads) = (at(layers), at(width), at(heads));
+        let model = Model { layers, width, heads, context: at(context), vocab: at(vocab), span: 0..0 };
+        if check_sizes(&model, &at(microbatch)).is_empty() {
+            let dims = Dims::new(&model, microbatch);
+            let mut program = flush(2, 2, true);
+            program.accumulate = k;
+            for rings in &mut program.rings {
+                (rings.stash, rings.recv_f, rings.recv_b) = (slots, slots, slots);
+            }
+            let partition = &cut(&dims, 2);
+            prop_assert!(costs(&dims, partition).f_ns.iter().all(|&ns| ns > 0));
+            let (optimizer, program, cpu) = (OptimizerKind::AdamW, &program, CpuClass::X86V3);
+            let input = Input { dims, partition, fuse: false, optimizer, program, cpu };
+            let built = build(&input);
+            let bounds = Bounds { machine: Some(At { value: bound, span: 0..0 }), require: None };
+            let refused = check_memory(&input, &built, &bounds, &(0..0));
+            prop_assert!(refused.iter().all(|d| d.help.is_some()));
+            if built.memory[0].total < 1 << 46 && built.memory[1].total < 1 << 46 {
+                prop_assert_eq!(verify_sizes(&built), Ok(()));
+            }
+        }
+    }
+}
+
+/// [`verify`] where slots are few enough to be listed.
+fn verify_sizes(build: &Build) -> Result<(), String> {
+    if build.stages.iter().all(|s| s.rings.stash < 64) { verify(build) } else { Ok(()) }
 }
 
 #[test]
