@@ -141,8 +141,9 @@ fn every_form_is_right_in_several_blocks_of_k() {
 #[test]
 fn panels_of_rows_and_columns_are_right() {
     for cpu in runnable() {
-        for form in FORMS {
-            let mut kernel = plan_kernel(KernelOp::MatMul(matmul((70, 150, 33), form, Epilogue::Bias)), cpu);
+        // Tiles that stick out, and whole tiles in a smaller last panel.
+        for (form, shape) in FORMS.into_iter().zip([(70, 150, 33), (40, 96, 20), (72, 32, 20)]) {
+            let mut kernel = plan_kernel(KernelOp::MatMul(matmul(shape, form, Epilogue::Bias)), cpu);
             let tiles = kernel.tiles.as_mut().expect("a matmul has tiles");
             (tiles.mc, tiles.nc) = (4 * tiles.mr, 2 * tiles.nr);
             kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), cpu);

@@ -51,10 +51,13 @@ fn tiles(matmul: &MatMul, cpu: CpuClass) -> Tiles {
     Tiles { mc, nc, kc, mr, nr, kr }
 }
 
-/// Splits `size` into equal panels of at most `max` (at least one tile), in whole register tiles.
+/// Splits `size` into equal panels of at most `max` (at least one tile), in whole register tiles; into up to twice as many as needed
+/// if they are then all equal, which spares the masks of a smaller last one.
 fn panel(size: u32, tile: u32, max: u32) -> u32 {
     let max = (max / tile).max(1) * tile;
-    size.div_ceil(size.div_ceil(max)).next_multiple_of(tile)
+    let fewest = size.div_ceil(max);
+    let even = (fewest..=2 * fewest).find(|panels| size % (panels * tile) == 0);
+    size.div_ceil(even.unwrap_or(fewest)).next_multiple_of(tile)
 }
 
 /// The exported symbol: equal for equal operations only.

@@ -20,7 +20,7 @@ pub fn strategy(matmul: &MatMul, tiles: &Tiles, blocking: &Blocking, epilogue_op
         blocking,
         transpose_a: matmul.form != Form::TN,
         transpose_b: matmul.form == Form::NT,
-        partial: matmul.m % tiles.mr != 0 || matmul.n % tiles.nr != 0,
+        partial: has_partial_tiles(matmul, tiles, blocking),
     };
     for (product, block) in products.iter().zip(&blocking.k_blocks) {
         packing.apply(&mut script, product, block);
@@ -42,6 +42,13 @@ pub fn strategy(matmul: &MatMul, tiles: &Tiles, blocking: &Blocking, epilogue_op
     script.close();
     vectorise(&mut script);
     script.0 + strategy::lower()
+}
+
+/// Whether the size of some register tile is not known to be whole: one sticks out of C, or the last panel is smaller.
+fn has_partial_tiles(matmul: &MatMul, tiles: &Tiles, blocking: &Blocking) -> bool {
+    let uneven = |size: u32, tile: u32, panels: bool, panel: u32| size % tile != 0 || (panels && size % panel != 0);
+    uneven(matmul.m, tiles.mr, blocking.row_panels, blocking.mc)
+        || uneven(matmul.n, tiles.nr, blocking.column_panels, blocking.nc)
 }
 
 /// Transform-dialect text in the making.
@@ -139,7 +146,7 @@ struct Packing<'a> {
     /// Whether an operand lies in memory across the order of its packed tiles: k outermost.
     transpose_a: bool,
     transpose_b: bool,
-    /// Whether some register tile sticks out of C.
+    /// See [`has_partial_tiles`].
     partial: bool,
 }
 
