@@ -22,6 +22,20 @@ const PAGES: &[(&str, &str)] = pages![
     // The command line.
     P0250 P0251
     // Plan: one code a line.
+    P0301
+    P0302
+    P0303
+    P0304
+    P0305
+    P0306
+    P0307
+    P0308
+    P0310
+    P0311
+    P0312
+    P0313
+    P0320
+    P0399
     // Model and memory: one code a line.
     P0401
     P0410

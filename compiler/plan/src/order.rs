@@ -262,7 +262,7 @@ impl<'a> Walk<'a> {
         if phase.body.iter().any(|step| step.when.is_none()) {
             return Ok(());
         }
-        Err(fault(self.schedule, "P0304", &phase.span, "this `repeat` runs no round")
+        Err(fault(self.schedule, "P0234", &phase.span, "this `repeat` runs no round")
             .here("every step has a `when`")
             .note("`repeat` ends when no step without a `when` has a micro-batch left: here that is at once")
             .help("use `drain { … }`, or give one step no `when`"))
@@ -272,7 +272,6 @@ impl<'a> Walk<'a> {
     fn round(&mut self, phase: &Phase, index: u32, round: i64) -> Result<bool, Diagnostic> {
         let scope = Scope { round: Some(round), ..self.scope };
         let before = self.acts.len();
-        self.spend(&phase.span)?;
         for (number, step) in phase.body.iter().enumerate() {
             let due = match &step.when {
                 Some(cond) => expr::holds(cond, &scope).map_err(|f| self.expression(f, &step.span))?,
@@ -282,7 +281,12 @@ impl<'a> Walk<'a> {
                 self.perform(step, (index, number as u32))?;
             }
         }
-        Ok(self.acts.len() > before)
+        let moved = self.acts.len() > before;
+        if !moved {
+            // Rounds that do nothing cost as much as an action, so that many phases of them end too.
+            self.spend(&phase.span)?;
+        }
+        Ok(moved)
     }
 
     fn perform(&mut self, step: &Step, origin: (u32, u32)) -> Result<(), Diagnostic> {
@@ -322,7 +326,7 @@ impl<'a> Walk<'a> {
         };
         fault(
             self.schedule,
-            "P0309",
+            "P0231",
             &step.span,
             format!("{} does not exist with `backward {kind}`", name(step.action)),
         )

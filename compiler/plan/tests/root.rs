@@ -5,5 +5,6 @@ mod faults;
 mod grids;
 mod interpreter;
 mod make;
+mod pages;
 mod properties;
 mod tables;
