@@ -42,9 +42,16 @@ fresh_compile() {
 train() { # tokens per second after the first updates
   "$paceline" run "$out/bundle" --data LICENSE-APACHE --updates "$updates" --metrics "$out/run.jsonl" >"$out/log" 2>&1 ||
     fail "training failed:" "$(cat "$out/log")"
-  awk -F'[:,]' '/^{"update":/ { for (i = 1; i < NF; i++) { if ($i ~ /"tokens"$/) t = $(i + 1); if ($i ~ /"elapsed_s"$/) e = $(i + 1) }
-      n++; if (n == 3) { t0 = t; e0 = e } }
-    END { printf "%.0f\n", (t - t0) / (e - e0) }' "$out/run.jsonl"
+  # Lines are {"update":U,"loss":L,"tokens":T,"elapsed_s":S,...}; tokens and seconds count from the run's start.
+  awk -F'[:,]' '
+    /"update":/ {
+      for (i = 1; i < NF; i++) {
+        if ($i ~ /"tokens"$/) tokens = $(i + 1)
+        if ($i ~ /"elapsed_s"$/) elapsed = $(i + 1)
+      }
+      if (++updates == 3) { tokens_0 = tokens; elapsed_0 = elapsed }
+    }
+    END { printf "%.0f\n", (tokens - tokens_0) / (elapsed - elapsed_0) }' "$out/run.jsonl"
 }
 
 torch() {
