@@ -1,8 +1,10 @@
 //! The crate's one test binary: linking MLIR is heavy.
 
+mod attention;
 mod call;
 mod harness;
 mod infrastructure;
 mod matmul;
+mod rows;
 mod sinks;
 mod update;

@@ -84,7 +84,7 @@ pub fn filled(n: &mut Nest, shape: &[u64], value: f32, mark: &str) -> Tensor {
 
 /// Scratch for a packed operand; zeros where it may not be covered.
 fn scratch(n: &mut Nest, s: &Shape, shape: &[u64]) -> Tensor {
-    if s.is_padded() { filled(n, shape, 0.0, "fill") } else { n.empty(shape) }
+    if s.is_padded() { filled(n, shape, 0.0, "fill") } else { n.memory(shape) }
 }
 
 /// The head's columns of `from` that start at `offset`.
