@@ -11,13 +11,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// Compiles all kernels and assembles the bundle. The spec has a model.
 pub fn make(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Result<Bundle, Failure> {
     let build = analysed.build.as_ref().expect("the caller checked that there is a model");
-    let bar = ProgressBar::new(build.kernels.len() as u64)
-        .with_style(ProgressStyle::with_template("compiling kernels {wide_bar} {pos}/{len}").expect("a valid template"));
-    let images = codegen::compile(&build.kernels, &build.stages, analysed.cpu, &|done, _| bar.set_position(done as u64))
-        .map_err(|e| Failure::Outside(e.to_string()));
+    let bar = ProgressBar::new(build.kernels.len() as u64).with_style(
+        ProgressStyle::with_template("compiling kernels {wide_bar} {pos}/{len}").expect("a valid template"),
+    );
+    let images =
+        codegen::compile(&build.kernels, &build.stages, analysed.cpu, &|done, _| bar.set_position(done as u64))
+            .map_err(|e| Failure::Outside(e.to_string()));
     bar.finish_and_clear();
     let bundle = Bundle { manifest: manifest(source, args, analysed), images: images? };
-    bundle.check().map_err(|e| Failure::Outside(format!("internal error, please report: the bundle just made is not sound: {e}")))?;
+    bundle.check().map_err(|e| {
+        Failure::Outside(format!("internal error, please report: the bundle just made is not sound: {e}"))
+    })?;
     Ok(bundle)
 }
 

@@ -1,7 +1,7 @@
 //! The timeline as an SVG picture: a lane per rank, a box per action, time to the right.
 
-use plan::time::Timed;
 use artifact::stream::Op;
+use plan::time::Timed;
 use svg::Document;
 use svg::node::element::{Group, Line, Rectangle, Style, Text, Title};
 
@@ -15,7 +15,7 @@ const LABEL_WIDTH: f64 = 14.0;
 
 const CSS: &str = "
   .bg { fill: #ffffff } .lane { fill: #eceff3 } .ink { fill: #1d2733 } .dim { fill: #5b6875 } .axis { stroke: #aab4bf }
-  .f { fill: #4a86c8 } .b { fill: #d9803a } .i { fill: #d9803a } .w { fill: #b9a13c } .u { stroke: #2d8a57; stroke-width: 2.5 }
+  .f { fill: #4a86c8 } .b { fill: #d9803a } .w { fill: #b9a13c } .u { stroke: #2d8a57; stroke-width: 2.5 }
   .n { fill: #ffffff; font-size: 11px; text-anchor: middle }
   text { font-family: system-ui, sans-serif; font-size: 12px }
   .t { font-size: 15px; font-weight: 600 }
@@ -35,12 +35,16 @@ pub fn timeline(title: &str, ranks: usize, events: &[Timed]) -> Document {
         .add(Style::new(CSS))
         .add(rect(0.0, 0.0, WIDTH, height, "bg"))
         .add(text(LEFT, 22.0, title, "ink t"))
-        .add(legend());
+        .add(legend(events));
     for rank in 0..ranks {
         let y = lane_y(rank);
-        document = document
-            .add(text(10.0, y + LANE_HEIGHT / 2.0 + 4.0, &format!("rank {rank}"), "ink"))
-            .add(rect(LEFT, y, WIDTH - LEFT - 16.0, LANE_HEIGHT, "lane"));
+        document = document.add(text(10.0, y + LANE_HEIGHT / 2.0 + 4.0, &format!("rank {rank}"), "ink")).add(rect(
+            LEFT,
+            y,
+            WIDTH - LEFT - 16.0,
+            LANE_HEIGHT,
+            "lane",
+        ));
     }
     for event in events {
         document = document.add(action(event, scale));
@@ -58,7 +62,7 @@ fn action(event: &Timed, scale: f64) -> Group {
     let (class, letter) = match event.op {
         Op::F => ("f", "F"),
         Op::B(_) => ("b", "B"),
-        Op::I => ("i", "I"),
+        Op::I => ("b", "I"),
         Op::W(_) => ("w", "W"),
         Op::U => ("u", "U"),
         Op::SendF | Op::RecvF | Op::SendB | Op::RecvB => return Group::new(),
@@ -78,10 +82,16 @@ fn action(event: &Timed, scale: f64) -> Group {
     group.add(text(x + width / 2.0, y + LANE_HEIGHT / 2.0 + 4.0, &event.mb.to_string(), "n"))
 }
 
-fn legend() -> Group {
+/// Names the kinds of action that occur.
+fn legend(events: &[Timed]) -> Group {
+    let split = events.iter().any(|e| e.op == Op::I);
+    let backward = if split { "input gradient" } else { "backward" };
     let mut group = Group::new();
     let mut x = LEFT;
-    for (class, name) in [("f", "forward"), ("b", "backward / input gradient"), ("w", "weight gradient")] {
+    for (class, name) in [("f", "forward"), ("b", backward), ("w", "weight gradient")] {
+        if class == "w" && !split {
+            continue;
+        }
         group = group.add(rect(x, 32.0, 12.0, 12.0, class)).add(text(x + 17.0, 42.0, name, "dim"));
         x += 40.0 + 6.6 * name.len() as f64;
     }

@@ -11,11 +11,17 @@ pub struct Source {
     pub text: String,
 }
 
+/// Most diagnostics that are printed; what follows so many is noise.
+const SHOWN_MAX: usize = 12;
+
 /// Prints diagnostics on standard error, in colour on a terminal.
 pub fn print(source: &Source, diagnostics: &[Diagnostic]) {
     let styled = std::io::stderr().is_terminal();
-    for diagnostic in diagnostics {
+    for diagnostic in diagnostics.iter().take(SHOWN_MAX) {
         eprintln!("{}\n", render(source, diagnostic, styled));
+    }
+    if diagnostics.len() > SHOWN_MAX {
+        eprintln!("… and {} more", diagnostics.len() - SHOWN_MAX);
     }
 }
 
@@ -43,11 +49,7 @@ fn on_command_line(diagnostic: &Diagnostic) -> bool {
     matches!(diagnostic.code, "P0250" | "P0251")
 }
 
-fn snippet<'a>(
-    source: &'a Source,
-    label: &'a Label,
-    primary: bool,
-) -> Snippet<'a, annotate_snippets::Annotation<'a>> {
+fn snippet<'a>(source: &'a Source, label: &'a Label, primary: bool) -> Snippet<'a, annotate_snippets::Annotation<'a>> {
     let (path, text) = match &label.library {
         Some(name) => (format!("library schedule {name}"), dsl::library::source(name).unwrap_or_default()),
         None => (source.name.clone(), source.text.as_str()),

@@ -60,10 +60,7 @@ fn micros(ns: u64) -> String {
 }
 
 fn ranks_table(out: &mut String, analysed: &Analysed) {
-    let _ = writeln!(
-        out,
-        "rank  stage  in flight  bubble   drift max/mean  delay max/mean  weight copies  layers"
-    );
+    let _ = writeln!(out, "rank  stage  in flight  bubble   drift max/mean  delay max/mean  weight copies  layers");
     for (rank, facts) in analysed.facts.ranks.iter().enumerate() {
         for stage in analysed.stages_of(rank) {
             let s = &analysed.facts.stages[stage];

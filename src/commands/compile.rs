@@ -17,9 +17,10 @@ pub fn run(args: &Compile) -> Result<(), Failure> {
     if let Some(level) = args.emit {
         return write_text(&emit(&analysed, build, level)?, args.output.as_deref());
     }
-    let output = args.output.as_ref().ok_or_else(|| {
-        Failure::Usage("compile needs -o DIR for the bundle, or --emit to print a level".to_owned())
-    })?;
+    let output = args
+        .output
+        .as_ref()
+        .ok_or_else(|| Failure::Usage("compile needs -o DIR for the bundle, or --emit to print a level".to_owned()))?;
     let made = bundle::make(&source, &args.spec, &analysed)?;
     runtime::bundle_dir::write(output, &made).map_err(|e| Failure::file("write", output, e))?;
     let code: usize = made.images.iter().map(|i| i.code.len()).sum();

@@ -9,7 +9,13 @@ use artifact::program::{Call, Manifest, Stage};
 pub fn run(args: &BundleArg) -> Result<(), Failure> {
     let bundle = runtime::bundle_dir::read(&args.bundle).map_err(|e| Failure::Outside(e.to_string()))?;
     let manifest = &bundle.manifest;
-    println!("{}: compiled from {} for {} by LLVM {}", args.bundle.display(), manifest.source_name, manifest.cpu, manifest.llvm);
+    println!(
+        "{}: compiled from {} for {} by LLVM {}",
+        args.bundle.display(),
+        manifest.source_name,
+        manifest.cpu,
+        manifest.llvm
+    );
     println!(
         "data: {} sequences of {} tokens a micro-batch, {} micro-batches an update, vocabulary {}",
         manifest.data.microbatch, manifest.data.context, manifest.program.accumulate, manifest.data.vocab

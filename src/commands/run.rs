@@ -60,7 +60,8 @@ fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
         (Some(updates), _) => updates,
         (None, LearningRate::Cosine { total, .. }) => total,
         (None, LearningRate::Constant { .. }) => {
-            let text = "--updates N is needed: the learning rate is constant, so the spec doesn't say how long to train";
+            let text =
+                "--updates N is needed: the learning rate is constant, so the spec doesn't say how long to train";
             return Err(Failure::Usage(text.to_owned()));
         }
     };
@@ -103,7 +104,9 @@ fn closing(summary: &Summary) -> String {
         ));
     }
     if summary.ranks.iter().any(|r| r.bubble_measured.is_none()) {
-        lines.push("(more ranks than cores: the bubble is replayed from measured kernel times, not measured)".to_owned());
+        lines.push(
+            "(more ranks than cores: the bubble is replayed from measured kernel times, not measured)".to_owned(),
+        );
     }
     lines.push(String::new());
     if let (Some(first), Some(last)) = (summary.eval_loss_first, summary.eval_loss_last) {
