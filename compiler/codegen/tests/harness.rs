@@ -3,6 +3,7 @@
 use crate::call::{Buffer, Code};
 use artifact::ids::StageId;
 use codegen::context::CodegenContext;
+use codegen::kernels::{self, KernelSource};
 use codegen::{image, pipeline};
 use model::kernel::{Kernel, KernelOp};
 use model::kernel_plan::plan_kernel;
@@ -95,7 +96,14 @@ impl Runnable {
     }
 
     pub fn of(kernel: Kernel, cpu: CpuClass) -> Self {
-        let object = with_context(|c| pipeline::compile_kernel(c, &kernel, cpu)).unwrap_or_else(|e| panic!("{e}"));
+        let source = kernels::source(&kernel, cpu);
+        Self::of_source(kernel, source, cpu)
+    }
+
+    /// A source of the test's own, with the operands and the scratch of `kernel`.
+    pub fn of_source(kernel: Kernel, source: KernelSource, cpu: CpuClass) -> Self {
+        let object =
+            with_context(|c| pipeline::compile_source(c, &kernel, source, cpu)).unwrap_or_else(|e| panic!("{e}"));
         let image = image::link(StageId(0), &[(0, &object)]).unwrap_or_else(|e| panic!("{e}"));
         Self { kernel, code: Code::map(&image.code), offset: image.exports[0].1 }
     }

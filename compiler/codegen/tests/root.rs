@@ -4,6 +4,7 @@ mod attention;
 mod call;
 mod harness;
 mod infrastructure;
+mod math;
 mod matmul;
 mod rows;
 mod sinks;

@@ -204,26 +204,26 @@ const GELU_CUBIC: f32 = 0.044_715;
 /// GELU in the tanh form, x/2 (1 + tanh u) with u = sqrt(2/pi) (x + 0.044715 x^3), computed as x / (1 + exp(-2u)): equal, and
 /// without the cancellation at negative x.
 pub fn gelu(r: &mut Region, x: &str) -> String {
-    let denominator = gelu_denominator(r, x);
+    let (_, denominator) = gelu_parts(r, x);
     r.div(x, &denominator)
 }
 
-/// The derivative of [`gelu`]: with s = 1 / (1 + exp(-2u)), s + x s (1 - s) 2 u'.
+/// The derivative of [`gelu`]: with s = 1 / (1 + exp(-2u)), s + x s (1 - s) 2 u'. 1 - s is taken as exp(-2u) s, which cancels nothing.
 pub fn gelu_grad(r: &mut Region, x: &str) -> String {
-    let denominator = gelu_denominator(r, x);
+    let (e, denominator) = gelu_parts(r, x);
     let one = r.constant(1.0);
     let s = r.div(&one, &denominator);
     let (slope, cubic) = (r.constant(2.0 * GELU_SCALE), r.constant(6.0 * GELU_SCALE * GELU_CUBIC));
     let square = r.mul(x, x);
     let twice_slope = r.fma(&square, &cubic, &slope);
-    let rest = r.sub(&one, &s);
+    let rest = r.mul(&e, &s);
     let product = r.mul(&s, &rest);
     let moved = r.mul(x, &twice_slope);
     r.fma(&moved, &product, &s)
 }
 
-/// 1 + exp(-2u), finite: far to the left GELU is -0 and not NaN.
-fn gelu_denominator(r: &mut Region, x: &str) -> String {
+/// exp(-2u) and 1 + exp(-2u), finite: far to the left GELU is -0 and not NaN.
+fn gelu_parts(r: &mut Region, x: &str) -> (String, String) {
     let (linear, cubic) = (r.constant(-2.0 * GELU_SCALE), r.constant(-2.0 * GELU_SCALE * GELU_CUBIC));
     let (one, max) = (r.constant(1.0), r.constant(88.0));
     let square = r.mul(x, x);
@@ -231,7 +231,8 @@ fn gelu_denominator(r: &mut Region, x: &str) -> String {
     let exponent = r.mul(x, &factor);
     let exponent = r.select("ogt", &exponent, &max, &max, &exponent);
     let e = exp(r, &exponent);
-    r.add(&e, &one)
+    let denominator = r.add(&e, &one);
+    (e, denominator)
 }
 
 #[cfg(test)]
