@@ -4,7 +4,8 @@ use crate::Shape;
 use crate::bounds;
 use crate::facts::{Facts, Proof, RankFacts, StageFacts, Staleness};
 use crate::order::fault;
-use crate::time::{Costs, Steady, Timed, run, steady};
+use crate::steady::{Steady, steady};
+use crate::time::{Costs, Timed, run};
 use crate::versions::{StageVersions, versions};
 use artifact::stream::{Op, Program, Stream};
 use artifact::verify::verify;
@@ -70,7 +71,7 @@ pub fn analyse(program: &Program, subject: &Subject, costs: &Costs) -> (Facts, V
         Err(violations) => return refused(subject, violations.iter().map(ToString::to_string).collect()),
     };
     let repetition = u64::from(program.streams[0].updates);
-    let steady = steady(program, costs);
+    let steady = steady(program, costs).expect("a verified program has no cycle of waits");
     let alone = run(program, costs, repetition);
     let findings = Findings { program, costs, versions, steady, alone };
     let mut proofs = structure(program);
@@ -184,9 +185,9 @@ pub struct Replay {
 const REPLAY_STEPS_MAX: u64 = 1 << 20;
 
 /// Replays a run of `updates` updates (one segment) with the given costs, for example measured ones: how much every rank would have
-/// waited had it had a core of its own.
-pub fn replay(program: &Program, costs: &Costs, updates: u64) -> Replay {
-    let steady = steady(program, costs);
+/// waited had it had a core of its own. None for a program that does not verify.
+pub fn replay(program: &Program, costs: &Costs, updates: u64) -> Option<Replay> {
+    let steady = steady(program, costs)?;
     let count = program.streams.len();
     let length: u64 = program.streams.iter().map(|s| s.period.len() as u64).sum();
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
@@ -203,5 +204,5 @@ pub fn replay(program: &Program, costs: &Costs, updates: u64) -> Replay {
     let makespan_ns = end.saturating_add(u64::try_from(later).unwrap_or(u64::MAX));
     let idle = |busy: &u64| if makespan_ns == 0 { 0.0 } else { 1.0 - *busy as f64 / makespan_ns as f64 };
     let bubble_run = busy_ns.iter().map(idle).collect();
-    Replay { makespan_ns, bubble_run, bubble: (0..count).map(|r| steady.bubble(r)).collect(), busy_ns }
+    Some(Replay { makespan_ns, bubble_run, bubble: (0..count).map(|r| steady.bubble(r)).collect(), busy_ns })
 }

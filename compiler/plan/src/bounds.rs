@@ -5,7 +5,7 @@ use crate::analyse::{Findings, Subject};
 use crate::expand::{expand, origin, streams};
 use crate::facts::Proof;
 use crate::order::{self, ACTIONS_MAX};
-use crate::time::steady;
+use crate::steady::steady;
 use crate::versions::{Measure, StageVersions, versions};
 use dsl::diag::{Diagnostic, Label};
 use dsl::schedule::{Action, Backward, Schedule, Update};
@@ -184,9 +184,9 @@ fn bubble(
     let (found, asked) = (steady.bubble(worst), bound.value);
     let holds = found <= asked;
     let by = if steady.exact {
-        "under the cost model, times that repeat exactly"
+        "by the slowest cycle of waits under the cost model"
     } else {
-        "under the cost model, the mean over many repetitions, whose times were not seen to repeat"
+        "by the slowest cycle of waits that was found under the cost model, perhaps not the slowest of all"
     };
     let period = steady.period_ns();
     proofs.push(Proof {
@@ -240,7 +240,7 @@ fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
     let satisfied = |accumulate: u32| {
         let shape = Shape { accumulate, ..subject.shape };
         let program = streams(subject.schedule, &shape).ok()?;
-        let steady = steady(&program, findings.costs);
+        let steady = steady(&program, findings.costs)?;
         Some((0..program.streams.len()).all(|r| steady.bubble(r) <= asked))
     };
     let most = (ACTIONS_MAX / 64 / u64::from(subject.shape.ranks).max(1)) as u32;

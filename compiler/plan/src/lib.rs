@@ -13,6 +13,7 @@ pub mod facts;
 pub mod grid;
 mod line;
 mod order;
+pub mod steady;
 pub mod time;
 pub mod versions;
 

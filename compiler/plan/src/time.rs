@@ -6,9 +6,7 @@
 //! A transfer is made when both its sides are there; its content arrives one hop later, and the send slot is free from then on. So
 //! a receive that is posted in time costs the latency of one hop, as in the formulas of the field.
 //!
-//! Times are integers in nanoseconds. The steady state is found exactly: every time is the largest of some earlier times plus
-//! costs, so once the times of a window of repetitions, as long as any wait reaches back, are those of an earlier window plus a
-//! constant, they are so for ever.
+//! Times are integers in nanoseconds.
 
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Op, Program};
@@ -81,34 +79,26 @@ pub struct Timed {
     pub end_ns: u64,
 }
 
-/// When one side of a transfer was there, and in which section.
-#[derive(Clone, Copy, Debug, Default)]
-struct Mark {
-    ns: u64,
-    section: u64,
-}
-
-/// Both sides of a channel's transfers, by micro-batch.
+/// When both sides of a channel's transfers were there, by micro-batch.
 #[derive(Clone, Debug, Default)]
 struct Link {
-    offers: Vec<Mark>,
-    posts: Vec<Mark>,
+    offers_ns: Vec<u64>,
+    posts_ns: Vec<u64>,
 }
 
 impl Link {
-    fn made(&self, mb: u64) -> Mark {
-        let at = |marks: &[Mark]| marks.get(mb as usize).copied().unwrap_or_default();
-        let (offer, post) = (at(&self.offers), at(&self.posts));
-        Mark { ns: offer.ns.max(post.ns), section: offer.section.min(post.section) }
+    fn made_ns(&self, mb: u64) -> u64 {
+        let at = |times: &[u64]| times.get(mb as usize).copied().unwrap_or_default();
+        at(&self.offers_ns).max(at(&self.posts_ns))
     }
 }
 
-fn set(marks: &mut Vec<Mark>, mb: u64, mark: Mark) {
+fn set(times_ns: &mut Vec<u64>, mb: u64, ns: u64) {
     let at = mb as usize;
-    if marks.len() <= at {
-        marks.resize(at + 1, Mark::default());
+    if times_ns.len() <= at {
+        times_ns.resize(at + 1, 0);
     }
-    marks[at] = mark;
+    times_ns[at] = ns;
 }
 
 /// Gives the events of an execution, in its order, their times.
@@ -117,35 +107,33 @@ struct Clock<'a> {
     costs: &'a Costs,
     free_ns: Vec<u64>,
     links: Vec<[Link; 2]>,
-    /// How many sections the waits reached back at most.
-    reach: u64,
 }
 
 impl<'a> Clock<'a> {
     fn new(program: &'a Program, costs: &'a Costs) -> Self {
         let links = vec![Default::default(); program.rank_of_stage.len().saturating_sub(1)];
-        Clock { program, costs, free_ns: vec![0; program.streams.len()], links, reach: 1 }
+        Clock { program, costs, free_ns: vec![0; program.streams.len()], links }
     }
 
     /// Start and end of the event.
     fn time(&mut self, event: &Event) -> (u64, u64) {
         let (rank, s) = (event.rank.index(), event.stage.index());
-        let mark = Mark { ns: self.free_ns[rank], section: event.section };
+        let free = self.free_ns[rank];
         match event.op {
-            Op::SendF => set(&mut self.links[s][0].offers, event.mb, mark),
-            Op::RecvF => set(&mut self.links[s - 1][0].posts, event.mb, mark),
-            Op::SendB => set(&mut self.links[s - 1][1].offers, event.mb, mark),
-            Op::RecvB => set(&mut self.links[s][1].posts, event.mb, mark),
+            Op::SendF => set(&mut self.links[s][0].offers_ns, event.mb, free),
+            Op::RecvF => set(&mut self.links[s - 1][0].posts_ns, event.mb, free),
+            Op::SendB => set(&mut self.links[s - 1][1].offers_ns, event.mb, free),
+            Op::RecvB => set(&mut self.links[s][1].posts_ns, event.mb, free),
             _ => {}
         }
-        let start = self.ready_ns(event).max(mark.ns);
+        let start = self.ready_ns(event).max(free);
         let end = start.saturating_add(self.costs.of(event.op, event.stage));
         self.free_ns[rank] = end;
         (start, end)
     }
 
     /// When what the event waits for is there.
-    fn ready_ns(&mut self, event: &Event) -> u64 {
+    fn ready_ns(&self, event: &Event) -> u64 {
         let s = event.stage.index();
         let rings = &self.program.rings[s];
         let (before, after) = (s.checked_sub(1), (s < self.links.len()).then_some(s));
@@ -154,18 +142,13 @@ impl<'a> Clock<'a> {
             Op::B(_) | Op::I => (after.map(|c| (c, 1)), before.map(|c| (c, 1)), rings.send_b),
             _ => return 0,
         };
-        let mut ready = 0;
-        if let Some((c, direction)) = input {
-            let made = self.links[c][direction].made(event.mb);
-            ready = made.ns.saturating_add(self.costs.hop_ns);
-            self.reach = self.reach.max(event.section.saturating_sub(made.section));
-        }
-        if let (Some((c, direction)), Some(holder)) = (output, event.mb.checked_sub(u64::from(slots))) {
-            let made = self.links[c][direction].made(holder);
-            ready = ready.max(made.ns);
-            self.reach = self.reach.max(event.section.saturating_sub(made.section));
-        }
-        ready
+        let arrived = input.map(|(c, direction): (usize, usize)| {
+            self.links[c][direction].made_ns(event.mb).saturating_add(self.costs.hop_ns)
+        });
+        let holder = event.mb.checked_sub(u64::from(slots));
+        let taken =
+            output.zip(holder).map(|((c, direction), mb): ((usize, usize), u64)| self.links[c][direction].made_ns(mb));
+        arrived.max(taken).unwrap_or(0)
     }
 }
 
@@ -178,6 +161,9 @@ pub fn run(program: &Program, costs: &Costs, updates: u64) -> Vec<Timed> {
     watch.timed
 }
 
+/// Most instructions that are run to show a deadlock.
+const STUCK_STEPS_MAX: u64 = 1 << 22;
+
 /// The compute instructions that a program performs until ranks wait for each other; empty when they never do.
 pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
     let mut watch = Watch { clock: Clock::new(program, costs), timed: Vec::new() };
@@ -187,7 +173,7 @@ pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
         if cycle(&execution.waiting(last)).is_some() {
             return watch.timed;
         }
-        if execution.steps() > STEPS_MAX || last > STEPS_MAX {
+        if execution.steps() > STUCK_STEPS_MAX {
             return Vec::new();
         }
     }
@@ -207,106 +193,5 @@ impl Watch<'_> {
             let Event { rank, stage, op, mb, section, .. } = event;
             self.timed.push(Timed { rank, stage, op, mb, section, start_ns, end_ns });
         }
-    }
-}
-
-/// The steady state of a run without end.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Steady {
-    /// Time of `repetitions` repetitions.
-    pub total_ns: u64,
-    pub repetitions: u64,
-    /// Whether the times were shown to repeat; else they are a mean over the last half of a long run.
-    pub exact: bool,
-    /// By rank: work in one repetition.
-    pub busy_ns: Vec<u64>,
-}
-
-impl Steady {
-    /// Time of one repetition, rounded up.
-    pub fn period_ns(&self) -> u64 {
-        self.total_ns.div_ceil(self.repetitions)
-    }
-
-    /// 1 - work/period of a rank.
-    pub fn bubble(&self, rank: usize) -> f64 {
-        let work = self.busy_ns[rank] as f64 * self.repetitions as f64;
-        if self.total_ns == 0 { 0.0 } else { 1.0 - work / self.total_ns as f64 }
-    }
-}
-
-/// Most instructions that are run to find the steady state.
-const STEPS_MAX: u64 = 1 << 22;
-/// Most repetitions after which times are looked for that repeat.
-const CYCLE_MAX: usize = 16;
-
-/// Finds the steady state. See the module's text.
-pub fn steady(program: &Program, costs: &Costs) -> Steady {
-    let busy_ns = busy(program, costs);
-    let mut execution = Execution::new(program, Extent::Unbounded);
-    let mut clock = Clock::new(program, costs);
-    let lengths: Vec<usize> = program.streams.iter().map(|s| s.period.len()).collect();
-    let mut ends: Vec<Vec<u64>> = vec![Vec::new(); lengths.len()];
-    for last in 0.. {
-        let before = execution.steps();
-        execution.run(last, |event| {
-            let (_, end) = clock.time(&event);
-            if event.section > 0 {
-                ends[event.rank.index()].push(end);
-            }
-        });
-        let done = ends.iter().zip(&lengths).map(|(ends, length)| ends.len() / length.max(&1)).min().unwrap_or(0);
-        let record = Record { ends: &ends, lengths: &lengths, done };
-        for cycle in 1..=CYCLE_MAX {
-            if let Some(total_ns) = record.repeats(cycle, clock.reach as usize) {
-                return Steady { total_ns, repetitions: cycle as u64, exact: true, busy_ns };
-            }
-        }
-        // Ranks that wait for each other make no steps.
-        let stuck = execution.steps() == before && last > 0;
-        if stuck || execution.steps() > STEPS_MAX && done >= 2 || execution.steps() > 2 * STEPS_MAX {
-            let half = (done / 2).max(1);
-            let total_ns = record.end(0, done).saturating_sub(record.end(0, done - half.min(done)));
-            return Steady { total_ns, repetitions: half as u64, exact: false, busy_ns };
-        }
-    }
-    unreachable!("the loop above returns")
-}
-
-fn busy(program: &Program, costs: &Costs) -> Vec<u64> {
-    let of =
-        |s: &artifact::stream::Stream| s.period.iter().fold(0u64, |sum, i| sum.saturating_add(costs.of(i.op, i.stage)));
-    program.streams.iter().map(of).collect()
-}
-
-/// End times by rank, repetition and position.
-struct Record<'a> {
-    ends: &'a [Vec<u64>],
-    lengths: &'a [usize],
-    /// Repetitions that all ranks have ended.
-    done: usize,
-}
-
-impl Record<'_> {
-    /// When `rank` ends repetition `n`, counted from 1.
-    fn end(&self, rank: usize, n: usize) -> u64 {
-        (n * self.lengths[rank]).checked_sub(1).map_or(0, |at| self.ends[rank][at])
-    }
-
-    /// The constant by which the last `reach + 1` repetitions are later than those `cycle` before.
-    fn repeats(&self, cycle: usize, reach: usize) -> Option<u64> {
-        let window = reach + 1;
-        let from = self.done.checked_sub(window + cycle)?;
-        let later = self.end(0, self.done) - self.end(0, self.done - cycle);
-        let quick = (0..self.lengths.len()).all(|r| self.end(r, self.done) - self.end(r, self.done - cycle) == later);
-        if !quick {
-            return None;
-        }
-        let whole = self.ends.iter().zip(self.lengths).all(|(ends, length)| {
-            let (first, second) = (from * length, (from + cycle) * length);
-            let count = window * length;
-            (0..count).all(|n| ends[second + n] - ends[first + n] == later)
-        });
-        whole.then_some(later)
     }
 }

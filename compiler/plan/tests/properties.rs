@@ -6,7 +6,8 @@ use artifact::ids::{RankId, StageId};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
 use artifact::verify::{Violation, verify};
 use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Expr, Phase, Schedule, Step, Update, Var};
-use plan::time::{Costs, run, steady};
+use plan::steady::steady;
+use plan::time::{Costs, run};
 use plan::{Shape, Subject, analyse};
 
 /// `a P + b s + c`, sometimes capped or divided.
@@ -380,13 +381,23 @@ fn the_period_is_what_long_runs_grow_by() {
                 stage.w_ns = random.below(50);
                 stage.u_ns = random.below(5);
             }
-            let steady = steady(&program, &costs);
+            let steady = steady(&program, &costs).unwrap();
             assert!(steady.exact);
             let updates = u64::from(program.streams[0].updates);
             let makespan =
                 |repetitions| run(&program, &costs, repetitions * updates).iter().map(|t| t.end_ns).max().unwrap();
-            let (from, to) = (100, 100 + 10 * steady.repetitions);
-            assert_eq!(makespan(to) - makespan(from), 10 * steady.total_ns, "{costs:?}");
+            let (from, to) = (200, 200 + 60 * steady.repetitions);
+            assert_eq!(makespan(to) - makespan(from), 60 * steady.total_ns, "{costs:?}");
         }
     }
+}
+
+/// Costs that differ by little take many repetitions to settle; the steady state is exact all the same.
+#[test]
+fn nearly_even_stages_have_an_exact_period() {
+    let program = plan::expand(&async_1f1b(), Shape::new(6, 4)).unwrap();
+    let mut costs = Costs::uniform(6, 1_000_000, 1_000_000, 1_000_000, 0);
+    costs.stages[4].f_ns += 1;
+    let steady = steady(&program, &costs).unwrap();
+    assert_eq!((steady.total_ns, steady.repetitions, steady.exact), (4 * 3_000_001, 1, true));
 }

@@ -212,7 +212,7 @@ fn replayed_runs() {
     let program = plan::expand(&async_1f1b(), Shape::new(4, 4)).unwrap();
     let costs = Costs::unit(4);
     for updates in [1, 5, 50, 400] {
-        let run = replay(&program, &costs, updates);
+        let run = replay(&program, &costs, updates).unwrap();
         let m = 4.0 * updates as f64;
         assert_eq!(run.makespan_ns, 12 * updates + 9);
         assert_eq!(run.busy_ns, [12 * updates; 4]);
@@ -220,7 +220,7 @@ fn replayed_runs() {
             assert!((bubble - 3.0 / (m + 3.0)).abs() < 1e-12);
         }
     }
-    let long = replay(&program, &costs, 1_000_000_000);
+    let long = replay(&program, &costs, 1_000_000_000).unwrap();
     assert_eq!(long.makespan_ns, 12_000_000_009);
     assert_eq!(long.busy_ns, [12_000_000_000; 4]);
 }

@@ -1,0 +1,256 @@
+//! The steady state of a run without end: how long a repetition takes, exactly.
+//!
+//! # Meaning
+//!
+//! An instruction ends when the latest of those that it waits for has ended, plus costs. Each wait reaches back a fixed number of
+//! repetitions (its *shift*; it may be negative when ranks' repetitions are skewed), so the instructions of one period and
+//! their waits are a graph whose edges have a weight (time) and a shift. Times grow, in the long run, by the largest ratio of weight to shift over
+//! the graph's cycles: a rank's own work is a cycle of shift 1, a chain through other ranks and back another one. The ratio
+//! is found by policy iteration in integers: every instruction picks the wait that decides, the cycles that this makes are
+//! evaluated, and picks are improved until none can be. A cycle of shift 0 or less would be a deadlock, which `verify` excludes.
+
+use crate::time::Costs;
+use artifact::stream::{Op, Program};
+use artifact::verify::index::Kind;
+use std::collections::HashMap;
+
+/// Time of a repetition in the steady state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Steady {
+    /// Time of `repetitions` repetitions.
+    pub total_ns: u64,
+    /// At least 1.
+    pub repetitions: u64,
+    /// Whether the ratio is known to be the largest; else it is a lower bound.
+    pub exact: bool,
+    /// By rank: work in one repetition.
+    pub busy_ns: Vec<u64>,
+}
+
+impl Steady {
+    /// Time of one repetition, rounded up.
+    pub fn period_ns(&self) -> u64 {
+        self.total_ns.div_ceil(self.repetitions)
+    }
+
+    /// 1 - work/period of a rank.
+    pub fn bubble(&self, rank: usize) -> f64 {
+        let work = self.busy_ns[rank] as f64 * self.repetitions as f64;
+        if self.total_ns == 0 { 0.0 } else { 1.0 - work / self.total_ns as f64 }
+    }
+}
+
+/// Most improvements; policy iteration needs a few.
+const ROUNDS_MAX: usize = 10_000;
+
+/// Finds the steady state. None when ranks wait for each other for ever, or the period is not whole.
+pub fn steady(program: &Program, costs: &Costs) -> Option<Steady> {
+    let graph = Graph::new(program, costs)?;
+    let mut policy = Policy::new(&graph);
+    let mut exact = false;
+    for _ in 0..ROUNDS_MAX {
+        policy.evaluate(&graph)?;
+        if !policy.improve(&graph) {
+            exact = true;
+            break;
+        }
+    }
+    let ratio = policy.ratios.iter().copied().max_by(|a, b| a.compare(*b))?;
+    let of =
+        |s: &artifact::stream::Stream| s.period.iter().fold(0u64, |sum, i| sum.saturating_add(costs.of(i.op, i.stage)));
+    let busy_ns = program.streams.iter().map(of).collect();
+    let (total_ns, repetitions) = (u64::try_from(ratio.time).ok()?, u64::try_from(ratio.shift).ok()?);
+    Some(Steady { total_ns, repetitions, exact, busy_ns })
+}
+
+/// A wait for the end of instruction `from`, `shift` repetitions earlier.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    from: usize,
+    time: i128,
+    shift: i128,
+}
+
+/// The waits of each instruction of the period; the first one is that for the instruction before it on the rank.
+struct Graph {
+    waits: Vec<Vec<Edge>>,
+}
+
+impl Graph {
+    fn new(program: &Program, costs: &Costs) -> Option<Graph> {
+        let mut at = HashMap::new();
+        let mut node = 0;
+        for stream in &program.streams {
+            for i in &stream.period {
+                at.insert((i.stage.index(), Kind::of(i.op), i.mb % stream.microbatches.max(1)), (node, i.mb));
+                node += 1;
+            }
+        }
+        let finder = Finder { program, costs, at };
+        let mut waits = Vec::with_capacity(node);
+        for stream in &program.streams {
+            let begin = waits.len();
+            for (position, i) in stream.period.iter().enumerate() {
+                let time = i128::from(costs.of(i.op, i.stage));
+                let before = match position {
+                    0 => Edge { from: begin + stream.period.len() - 1, time, shift: 1 },
+                    _ => Edge { from: begin + position - 1, time, shift: 0 },
+                };
+                let mut edges = vec![before];
+                finder.transfers(i.op, i.stage.index(), i.mb, time, &mut edges)?;
+                waits.push(edges);
+            }
+        }
+        (!waits.is_empty()).then_some(Graph { waits })
+    }
+}
+
+struct Finder<'a> {
+    program: &'a Program,
+    costs: &'a Costs,
+    /// (stage, operation, residue) to the instruction's number and its micro-batch.
+    at: HashMap<(usize, Kind, u32), (usize, u32)>,
+}
+
+impl Finder<'_> {
+    /// Adds the waits of F, B and I for their input and for their send slot.
+    fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
+        let rings = &self.program.rings[s];
+        let last = s + 1 == self.program.rank_of_stage.len();
+        let hop = time + i128::from(self.costs.hop_ns);
+        // What is received from where, and what is sent to where.
+        let (input, output, slots) = match Kind::of(op) {
+            Kind::F => (
+                (s > 0).then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
+                (!last).then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
+                rings.send_f,
+            ),
+            Kind::B | Kind::I => (
+                (!last).then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
+                (s > 0).then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
+                rings.send_b,
+            ),
+            _ => return Some(()),
+        };
+        for side in input.into_iter().flatten() {
+            edges.push(self.edge(side, mb, 0, hop)?);
+        }
+        for side in output.into_iter().flatten() {
+            edges.push(self.edge(side, mb, slots, time)?);
+        }
+        Some(())
+    }
+
+    /// The wait of micro-batch `mb` for the instruction of `mb - back`.
+    fn edge(&self, (stage, kind): (usize, Kind), mb: u32, back: u32, time: i128) -> Option<Edge> {
+        let step = i128::from(self.program.streams[self.program.rank_of_stage[stage].index()].microbatches);
+        let wanted = i128::from(mb) - i128::from(back);
+        let (from, has) = *self.at.get(&(stage, kind, wanted.rem_euclid(step.max(1)) as u32))?;
+        Some(Edge { from, time, shift: (i128::from(has) - wanted) / step })
+    }
+}
+
+/// Time per repetition, in lowest terms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ratio {
+    time: i128,
+    shift: i128,
+}
+
+impl Ratio {
+    fn new(time: i128, shift: i128) -> Ratio {
+        let (mut a, mut b) = (time, shift);
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        Ratio { time: time / a.max(1), shift: shift / a.max(1) }
+    }
+
+    fn compare(self, other: Ratio) -> std::cmp::Ordering {
+        (self.time * other.shift).cmp(&(other.time * self.shift))
+    }
+
+    /// How much later than by the ratio the edge's end is, in units of 1/shift.
+    fn gain(self, edge: &Edge) -> i128 {
+        edge.time * self.shift - self.time * edge.shift
+    }
+}
+
+struct Policy {
+    /// By instruction: which of its waits decides.
+    pick: Vec<usize>,
+    /// The ratio of the cycle that decides the instruction, and how much later than by that ratio it is.
+    ratios: Vec<Ratio>,
+    values: Vec<i128>,
+}
+
+impl Policy {
+    fn new(graph: &Graph) -> Policy {
+        let count = graph.waits.len();
+        Policy { pick: vec![0; count], ratios: vec![Ratio { time: 0, shift: 1 }; count], values: vec![0; count] }
+    }
+
+    /// Follows the picks to their cycles. None at a cycle of no positive shift.
+    fn evaluate(&mut self, graph: &Graph) -> Option<()> {
+        const NEW: usize = usize::MAX;
+        let mut seen = vec![NEW; graph.waits.len()];
+        for start in 0..graph.waits.len() {
+            let mut path = Vec::new();
+            let mut node = start;
+            while seen[node] == NEW {
+                seen[node] = start;
+                path.push(node);
+                node = graph.waits[node][self.pick[node]].from;
+            }
+            if seen[node] == start {
+                let from = path.iter().position(|n| *n == node).expect("the walk came back to its own path");
+                self.cycle(graph, &path[from..])?;
+                // The first of a cycle keeps its value; the others follow from it.
+                path.remove(from);
+            }
+            for node in path.into_iter().rev() {
+                let edge = graph.waits[node][self.pick[node]];
+                self.ratios[node] = self.ratios[edge.from];
+                self.values[node] = self.values[edge.from] + self.ratios[node].gain(&edge);
+            }
+        }
+        Some(())
+    }
+
+    fn cycle(&mut self, graph: &Graph, nodes: &[usize]) -> Option<()> {
+        let edges = nodes.iter().map(|n| graph.waits[*n][self.pick[*n]]);
+        let (time, shift) = edges.fold((0, 0), |(time, shift), e| (time + e.time, shift + e.shift));
+        if shift <= 0 {
+            return None;
+        }
+        self.ratios[nodes[0]] = Ratio::new(time, shift);
+        Some(())
+    }
+
+    /// Picks waits that lead to a larger ratio, or if there are none, to a later end at the same one. Whether any changed.
+    fn improve(&mut self, graph: &Graph) -> bool {
+        let mut changed = false;
+        for (node, edges) in graph.waits.iter().enumerate() {
+            for (number, edge) in edges.iter().enumerate() {
+                let chosen = graph.waits[node][self.pick[node]].from;
+                if self.ratios[edge.from].compare(self.ratios[chosen]).is_gt() {
+                    self.pick[node] = number;
+                    changed = true;
+                }
+            }
+        }
+        if changed {
+            return true;
+        }
+        for (node, edges) in graph.waits.iter().enumerate() {
+            let mut best = self.values[node];
+            for (number, edge) in edges.iter().enumerate() {
+                let value = self.values[edge.from] + self.ratios[node].gain(edge);
+                if self.ratios[edge.from] == self.ratios[node] && value > best {
+                    (self.pick[node], best, changed) = (number, value, true);
+                }
+            }
+        }
+        changed
+    }
+}
