@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-/// Writes each record when it comes; the file is complete line by line at evaluations and at the end.
+/// Writes each record when it comes, a whole line at a time, so that the file can be followed.
 #[derive(Debug)]
 pub struct Metrics<W: Write> {
     out: W,
@@ -29,7 +29,8 @@ impl<W: Write> Metrics<W> {
 
     fn line(&mut self, record: &impl Serialize) -> io::Result<()> {
         serde_json::to_writer(&mut self.out, record)?;
-        self.out.write_all(b"\n")
+        self.out.write_all(b"\n")?;
+        self.out.flush()
     }
 }
 
@@ -44,12 +45,10 @@ impl<W: Write> Observer for Metrics<W> {
     }
 
     fn evaluation(&mut self, record: &EvaluationRecord) -> io::Result<()> {
-        self.line(record)?;
-        self.out.flush()
+        self.line(record)
     }
 
     fn finished(&mut self, summary: &Summary) -> io::Result<()> {
-        self.line(&LastLine { summary })?;
-        self.out.flush()
+        self.line(&LastLine { summary })
     }
 }

@@ -77,6 +77,7 @@ fn execute(
     if !(1..=UPDATES_MAX).contains(&options.updates) {
         return Err(RunError::Usage(format!("a run makes 1 to {UPDATES_MAX} updates, not {}", options.updates)));
     }
+    options.save.as_deref().map_or(Ok(()), weights::check_place)?;
     let data = Data::read(&options.data, &options.eval, options.holdout, manifest.data)?;
     let start = options.load.as_deref().map(|path| Weights::read(path, manifest)).transpose()?;
     let ranks = ranks(manifest, options.seed, start.as_ref())?;

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Value of `format` in the metadata, as PyTorch's tools write and expect it.
 const FORMAT: &str = "pt";
@@ -89,22 +89,37 @@ fn tensor(file: &SafeTensors<'_>, param: &Param) -> Result<Vec<f32>, String> {
     Ok(view.data().as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
 }
 
+/// Whether a file can be made there; asked before training, when the answer still helps.
+///
+/// # Errors
+/// When it can't.
+pub fn check_place(path: &Path) -> Result<(), RunError> {
+    let temporary = temporary(path);
+    File::create(&temporary).and_then(|_| std::fs::remove_file(&temporary)).map_err(|e| unwritable(path, &e))
+}
+
+/// A name beside the file, on the same file system.
+fn temporary(path: &Path) -> PathBuf {
+    path.with_extension(format!("tmp-{}", std::process::id()))
+}
+
+fn unwritable(path: &Path, error: &std::io::Error) -> RunError {
+    let what = format!("can't be written ({error}); choose another place with `--save`");
+    RunError::Weights { path: path.to_path_buf(), what }
+}
+
 /// Writes all weights, stages in order, under a temporary name first: the path never holds half a file.
 ///
 /// # Errors
 /// When the file can't be written.
 pub fn save(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> Result<(), RunError> {
-    let error = |e: std::io::Error| RunError::Weights {
-        path: path.to_path_buf(),
-        what: format!("can't be written ({e}); choose another place with `--save`"),
-    };
-    let temporary = path.with_extension(format!("tmp-{}", std::process::id()));
+    let temporary = temporary(path);
     let written = write(&temporary, manifest, ranks, step).and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
         // Nothing to add to the first error should this fail too.
         let _ = std::fs::remove_file(&temporary);
     }
-    written.map_err(error)
+    written.map_err(|e| unwritable(path, &e))
 }
 
 fn write(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> std::io::Result<()> {

@@ -144,6 +144,15 @@ fn weights_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn a_place_that_can_not_be_written_is_found_before_training() {
+    let place = Place::new();
+    let mut options = place.options(1 << 30);
+    options.save = Some(place.path("absent/w.safetensors"));
+    let error = toy::try_run(toy(Schedule::Gpipe, 1, 1), &options, &mut ()).unwrap_err().to_string();
+    assert!(error.contains("absent/w.safetensors: can't be written (No such file or directory"), "{error}");
+}
+
+#[test]
 fn metrics_are_json_lines_with_a_summary_at_the_end() {
     let place = Place::new();
     let mut options = place.options(3);
