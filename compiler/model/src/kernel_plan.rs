@@ -56,7 +56,7 @@ fn tiles(matmul: &MatMul, cpu: CpuClass) -> Tiles {
 fn panel(size: u32, tile: u32, max: u32) -> u32 {
     let max = (max / tile).max(1) * tile;
     let fewest = size.div_ceil(max);
-    let even = (fewest..=2 * fewest).find(|panels| size % (panels * tile) == 0);
+    let even = (fewest..=2 * fewest).find(|panels| size.is_multiple_of(panels * tile));
     size.div_ceil(even.unwrap_or(fewest)).next_multiple_of(tile)
 }
 
