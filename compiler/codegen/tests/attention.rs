@@ -57,12 +57,12 @@ fn one_head(
             r.o[out(t, e)] = (0..=t).map(|u| p[u] * x(2, u, e)).sum();
         }
         let along = dot(&|e| g(t, e) * r.o[out(t, e)]);
-        for u in 0..=t {
-            let ds = p[u] * (dot(&|e| g(t, e) * x(2, u, e)) - along) * scale;
+        for (u, weight) in p.iter().enumerate() {
+            let ds = weight * (dot(&|e| g(t, e) * x(2, u, e)) - along) * scale;
             for e in 0..size {
                 r.dqkv[at(0, t, e)] += ds * x(1, u, e);
                 r.dqkv[at(1, u, e)] += ds * x(0, t, e);
-                r.dqkv[at(2, u, e)] += p[u] * g(t, e);
+                r.dqkv[at(2, u, e)] += weight * g(t, e);
             }
         }
     }

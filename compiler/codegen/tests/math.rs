@@ -19,7 +19,7 @@ fn apply(function: Function, cpu: CpuClass, x: &[f32]) -> Vec<f32> {
     let mut func = Func::new(&kernel.name);
     let from = func.input("x", &[len], "f32");
     let to = func.output("y", &[len], "f32");
-    let mut region = Region::scalar("t");
+    let mut region = Region::new("t");
     let result = function(&mut region, "%x_el");
     let (t, map) = (tensor(&[len], "f32"), identity_map(1));
     func.push(&format!(

@@ -53,7 +53,7 @@ fn softmax(b: &mut Block) {
     let (logits, picked) = (b.slice("logits", Kind::Wide, "f32"), b.slice("row_loss", Kind::PerRow, "f32"));
     let targets = b.slice("targets", Kind::PerRow, "i32");
     let peak = b.reduce("peak", ("arith.maximumf", "%lowest"), &[&logits], "%logits_el", "");
-    let mut region = math::Region::scalar("e");
+    let mut region = math::Region::new("e");
     let below = region.sub("%out_el", "%peak_el");
     let e = math::exp(&mut region, &below);
     let exps = b.map("exps", &[&peak], &logits, &e, &region.finish());
@@ -71,7 +71,7 @@ fn softmax(b: &mut Block) {
          %one_hot = arith.select %hit, %scale, %zero : f32\n\
          %v = arith.subf %p, %one_hot : f32\n",
     );
-    let mut region = math::Region::scalar("l");
+    let mut region = math::Region::new("l");
     let log = math::log(&mut region, "%sum_el");
     let log_sum = region.add(&log, "%peak_el");
     let loss = region.sub(&log_sum, "%out_el");

@@ -1,7 +1,7 @@
 //! exp, log and GELU as our own polynomials, so that no target calls a library and every target computes the same bits.
 //!
-//! The text works inside a `linalg.generic` region (scalars) and on vectors alike: a [`Region`] knows which of the two it writes.
-//! Every operation is elementwise, so a region vectorises as it is. NaN goes in, NaN comes out.
+//! The text stands in the region of a `linalg.generic`. Every operation is elementwise, so that a region vectorises as it is. NaN
+//! goes in, NaN comes out.
 
 use std::fmt::Write;
 
@@ -9,31 +9,18 @@ use std::fmt::Write;
 pub struct Region {
     text: String,
     prefix: String,
-    lanes: Option<u32>,
     next: u32,
 }
 
 impl Region {
     /// Operations on f32, for the region of a `linalg.generic`. Values are named `%<prefix>0` and on.
-    pub fn scalar(prefix: &str) -> Self {
-        Self { text: String::new(), prefix: prefix.into(), lanes: None, next: 0 }
-    }
-
-    /// Operations on vectors of `lanes` f32.
-    pub fn vector(prefix: &str, lanes: u32) -> Self {
-        Self { lanes: Some(lanes), ..Self::scalar(prefix) }
+    pub fn new(prefix: &str) -> Self {
+        Self { text: String::new(), prefix: prefix.into(), next: 0 }
     }
 
     /// The lines so far.
     pub fn finish(self) -> String {
         self.text
-    }
-
-    fn ty(&self, element: &str) -> String {
-        match self.lanes {
-            Some(lanes) => format!("vector<{lanes}x{element}>"),
-            None => element.into(),
-        }
     }
 
     /// A value defined by `text`.
@@ -44,26 +31,17 @@ impl Region {
         name
     }
 
-    fn constant_of(&mut self, value: &str, element: &str) -> String {
-        let ty = self.ty(element);
-        match self.lanes {
-            Some(_) => self.op(&format!("arith.constant dense<{value}> : {ty}")),
-            None => self.op(&format!("arith.constant {value} : {ty}")),
-        }
-    }
-
     pub fn constant(&mut self, value: f32) -> String {
-        self.constant_of(&float(value), "f32")
+        self.op(&format!("arith.constant {} : f32", float(value)))
     }
 
     fn integer(&mut self, value: i32) -> String {
-        self.constant_of(&value.to_string(), "i32")
+        self.op(&format!("arith.constant {value} : i32"))
     }
 
     /// `name` is an operation of two f32 and one f32 result, such as `arith.mulf`.
     pub fn binary(&mut self, name: &str, a: &str, b: &str) -> String {
-        let ty = self.ty("f32");
-        self.op(&format!("{name} {a}, {b} : {ty}"))
+        self.op(&format!("{name} {a}, {b} : f32"))
     }
 
     pub fn add(&mut self, a: &str, b: &str) -> String {
@@ -84,33 +62,25 @@ impl Region {
 
     /// a*b + c with one rounding.
     pub fn fma(&mut self, a: &str, b: &str, c: &str) -> String {
-        let ty = self.ty("f32");
-        self.op(&format!("math.fma {a}, {b}, {c} : {ty}"))
+        self.op(&format!("math.fma {a}, {b}, {c} : f32"))
     }
 
     /// `then` where `a <predicate> b` holds, else `otherwise`; the predicate is an ordered one of `arith.cmpf`.
     pub fn select(&mut self, predicate: &str, a: &str, b: &str, then: &str, otherwise: &str) -> String {
-        let (ty, bits) = (self.ty("f32"), self.ty("i1"));
-        let holds = self.op(&format!("arith.cmpf {predicate}, {a}, {b} : {ty}"));
-        match self.lanes {
-            Some(_) => self.op(&format!("arith.select {holds}, {then}, {otherwise} : {bits}, {ty}")),
-            None => self.op(&format!("arith.select {holds}, {then}, {otherwise} : {ty}")),
-        }
+        let holds = self.op(&format!("arith.cmpf {predicate}, {a}, {b} : f32"));
+        self.op(&format!("arith.select {holds}, {then}, {otherwise} : f32"))
     }
 
     fn integer_op(&mut self, name: &str, a: &str, b: &str) -> String {
-        let ty = self.ty("i32");
-        self.op(&format!("{name} {a}, {b} : {ty}"))
+        self.op(&format!("{name} {a}, {b} : i32"))
     }
 
-    fn bits(&mut self, a: &str) -> String {
-        let (from, to) = (self.ty("f32"), self.ty("i32"));
-        self.op(&format!("arith.bitcast {a} : {from} to {to}"))
+    fn bits_of(&mut self, a: &str) -> String {
+        self.op(&format!("arith.bitcast {a} : f32 to i32"))
     }
 
-    fn from_bits(&mut self, a: &str) -> String {
-        let (from, to) = (self.ty("i32"), self.ty("f32"));
-        self.op(&format!("arith.bitcast {a} : {from} to {to}"))
+    fn float_of(&mut self, bits: &str) -> String {
+        self.op(&format!("arith.bitcast {bits} : i32 to f32"))
     }
 
     fn horner(&mut self, x: &str, coefficients: &[f32]) -> String {
@@ -164,10 +134,10 @@ pub fn exp(r: &mut Region, x: &str) -> String {
     let e_rest = r.add(&tail, &one);
     // 2^k, from the low bits of `shifted`
     let (places, bias) = (r.integer(23), r.integer(0x3f80_0000));
-    let bits = r.bits(&shifted);
+    let bits = r.bits_of(&shifted);
     let bits = r.integer_op("arith.shli", &bits, &places);
     let bits = r.integer_op("arith.addi", &bits, &bias);
-    let power = r.from_bits(&bits);
+    let power = r.float_of(&bits);
     let y = r.mul(&e_rest, &power);
     r.select("olt", x, &min, &zero, &y)
 }
@@ -178,14 +148,13 @@ pub fn log(r: &mut Region, x: &str) -> String {
     let (high, low) = (r.constant(LN2_HIGH), r.constant(LN2_LOW));
     let (one, minus_half) = (r.constant(1.0), r.constant(-0.5));
     // x = 2^e (1 + f)
-    let bits = r.bits(x);
+    let bits = r.bits_of(x);
     let above = r.integer_op("arith.subi", &bits, &root_half);
     let exponent = r.integer_op("arith.shrsi", &above, &places);
-    let (int, flt) = (r.ty("i32"), r.ty("f32"));
-    let e = r.op(&format!("arith.sitofp {exponent} : {int} to {flt}"));
+    let e = r.op(&format!("arith.sitofp {exponent} : i32 to f32"));
     let m = r.integer_op("arith.andi", &above, &mantissa);
     let m = r.integer_op("arith.addi", &m, &root_half);
-    let m = r.from_bits(&m);
+    let m = r.float_of(&m);
     let f = r.sub(&m, &one);
     let p = r.horner(&f, &LOG);
     let square = r.mul(&f, &f);
@@ -251,14 +220,5 @@ mod tests {
     fn the_parts_of_ln_2_sum_to_it() {
         assert!((f64::from(LN2_HIGH) + f64::from(LN2_LOW) - std::f64::consts::LN_2).abs() < 2e-12);
         assert_eq!(LN2_HIGH * 16384.0, (LN2_HIGH * 16384.0).trunc());
-    }
-
-    #[test]
-    fn a_vector_region_types_its_masks() {
-        let mut r = Region::vector("v", 8);
-        exp(&mut r, "%x");
-        let text = r.finish();
-        assert!(text.contains("vector<8xi1>, vector<8xf32>"), "{text}");
-        assert!(!text.contains(": f32"), "{text}");
     }
 }

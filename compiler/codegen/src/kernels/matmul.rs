@@ -121,7 +121,7 @@ impl EpilogueText {
             func.output(name, &c, "f32");
             text.outputs.push((*name).into());
         }
-        let mut region = Region::scalar("e");
+        let mut region = Region::new("e");
         text.yields = elements(&mut region, matmul.epilogue, &parts);
         text.body += &region.finish();
         text

@@ -156,7 +156,7 @@ impl Nest {
             let types = ins.iter().map(|o| o.0.ty()).collect::<Vec<_>>().join(", ");
             format!("ins({names} : {types}) ")
         };
-        let mut region = Region::scalar(&format!("{}_", self.fresh("v")));
+        let mut region = Region::new(&format!("{}_", self.fresh("v")));
         let result = body(&mut region, &elements);
         let ty = out.0.ty();
         let text = format!(
