@@ -16,6 +16,7 @@ mod ir;
 pub mod kernels;
 mod object;
 pub mod pipeline;
+mod prefetch;
 pub mod sched;
 mod scratch;
 

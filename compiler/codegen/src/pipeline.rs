@@ -7,7 +7,7 @@ use crate::context::CodegenContext;
 use crate::error::CodegenError;
 use crate::ffi::{LlvmContext, LlvmModule, TargetMachine};
 use crate::kernels::{self, KernelSource};
-use crate::{entry, forward, object, scratch};
+use crate::{entry, forward, object, prefetch, scratch};
 use melior::ir::Module;
 use model::kernel::Kernel;
 use model::target::CpuClass;
@@ -117,12 +117,16 @@ fn to_llvm_dialect<'c>(
     let name = kernel.name.as_str();
     let mut module = context.parse(name, "parse", &module_text(source))?;
     context.run(name, "strategy", STRATEGY, &mut module)?;
-    if source.strategy.contains("@vectorise(") {
+    let in_two_parts = source.strategy.contains("@vectorise(");
+    if in_two_parts {
         forward::tile_writes(context, name, &module)?;
         context.run(name, "vectorise", VECTORISE, &mut module)?;
     }
     context.run(name, "bufferise", BUFFERISE, &mut module)?;
     context.run(name, "lower", LOWER, &mut module)?;
+    if in_two_parts {
+        prefetch::epilogue_operands(context, name, &module)?;
+    }
     entry::drop_strategy(context, &module);
     scratch::views(context, kernel, &module)?;
     context.run(name, "to LLVM", TO_LLVM, &mut module)?;

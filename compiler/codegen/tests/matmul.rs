@@ -119,10 +119,11 @@ fn every_form_and_epilogue_is_right_on_a_shape_that_no_tile_divides() {
 fn every_form_is_right_whichever_loops_there_are() {
     // One tile; one loop each; partial tiles of known size; several panels of rows and columns.
     let shapes = [(1, 1, 1), (7, 33, 5), (1, 40, 9), (40, 1, 9), (5, 3, 100), (64, 32, 8), (300, 600, 40)];
-    for cpu in runnable() {
+    for (c, cpu) in runnable().into_iter().enumerate() {
         for (i, shape) in shapes.into_iter().enumerate() {
-            for form in FORMS {
-                check(plan_kernel(KernelOp::MatMul(matmul(shape, form, EPILOGUES[i % EPILOGUES.len()])), cpu), cpu);
+            // The forms differ in how operands are packed; the classes only in the tiles.
+            for form in if c == 0 { &FORMS[..] } else { &FORMS[i % 3..=i % 3] } {
+                check(plan_kernel(KernelOp::MatMul(matmul(shape, *form, EPILOGUES[i % EPILOGUES.len()])), cpu), cpu);
             }
         }
     }
@@ -187,7 +188,7 @@ fn updated(optimizer: OptimizerKind, hyper: &[f32], states: &[Data], gradient: &
 }
 
 /// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
-fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass) {
+fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[OptimizerKind]) {
     let len = (shape.0 * shape.1) as usize;
     let kernel = |sink| {
         let m = matmul(shape, Form::TN, Epilogue::Gradient(sink));
@@ -205,7 +206,7 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass) {
     let added = Runnable::of(kernel(Sink::Add), cpu).call(&operands(&[Data::F32(acc.clone())])).remove(2);
     assert_close("added", added.f32(), &with_acc, tolerance(shape.2));
 
-    for optimizer in OPTIMIZERS {
+    for &optimizer in optimizers {
         let (hyper, states) = optimizer_state(optimizer, len);
         for (accumulated, gradient, exact) in [(false, &stored, &ab), (true, &added, &with_acc)] {
             let what = format!("{shape:?}, {optimizer:?}, accumulated {accumulated}, {}", cpu.name());
@@ -232,21 +233,21 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass) {
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts() {
     for cpu in runnable() {
-        check_sinks((37, 61, 129), None, cpu);
+        check_sinks((37, 61, 129), None, cpu, &OPTIMIZERS);
     }
 }
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts_over_several_blocks_of_k() {
     for cpu in runnable() {
-        check_sinks((130, 70, 300), Some(128), cpu);
+        check_sinks((130, 70, 300), Some(128), cpu, &[OptimizerKind::AdamW]);
     }
 }
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts_on_a_single_element() {
     for cpu in runnable() {
-        check_sinks((1, 1, 1), None, cpu);
+        check_sinks((1, 1, 1), None, cpu, &[OptimizerKind::Sgd]);
     }
 }
 

@@ -4,6 +4,9 @@
 //! taskset -c 1 cargo run --release -p paceline-codegen --example matmul_speed [x86-64-v3|x86-64-v4]
 //! ```
 //!
+//! The best of many calls counts, so that a busy machine does little harm; what does not fit into the second-level cache still suffers
+//! from its neighbours.
+//!
 //! `gflops` counts 2 m n k, whatever the epilogue does. For a fused update, `of_parts` is the time of the unfused gradient and update
 //! kernels in the same run, divided by its own.
 
