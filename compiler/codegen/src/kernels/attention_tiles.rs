@@ -248,7 +248,7 @@ pub fn strategy(s: &Shape) -> String {
     text += "  transform.apply_patterns to %f {\n    \
              transform.apply_patterns.vector.reduction_to_contract\n    \
              transform.apply_patterns.canonicalization } : !transform.any_op\n  transform.yield\n}\n";
-    text + &strategy::lower_columns()
+    text + &strategy::lower_columns(lanes)
 }
 
 /// Does `body` to every `linalg.generic` with a mark, as `%one`.

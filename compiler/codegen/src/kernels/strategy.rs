@@ -28,9 +28,10 @@ pub fn lower() -> &'static str {
 "#
 }
 
-/// As [`lower`], for reductions that go between vectors and not inside one.
-pub fn lower_columns() -> String {
-    lower().replace("innerreduction", "innerparallel")
+/// As [`lower`], for reductions that go between vectors and not inside one, and for transposes of whole blocks of `lanes`.
+pub fn lower_columns(lanes: u64) -> String {
+    let text = lower().replace("innerreduction", "innerparallel");
+    if lanes == 16 { text.replace("shuffle_1d", "shuffle_16x16") } else { text }
 }
 
 /// One elementwise `linalg.generic` over `len` elements: a loop of whole vectors, then one masked vector for the rest.
