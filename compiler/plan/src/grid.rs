@@ -12,18 +12,21 @@ const COLUMNS_MAX: usize = 240;
 const STUCK_RANKS_MAX: usize = 8;
 const STUCK_COLUMNS_MAX: usize = 32;
 
-/// The instruction grid of a run that shows the prologue, one full period and the epilogue. A column is the smallest cost.
-/// `|` stands where a rank's period begins to repeat and where its epilogue (repetitions with skipped instructions) begins, `*` marks
+/// The instruction grid of a run that shows the prologue, as many periods as the first micro-batches need to get to the last rank and back
+/// (at least one), and the epilogue. A column is the smallest cost.
+/// `|` stands where a rank's period begins to repeat and where its epilogue (repetitions that skip some of these instructions) begins, `*` marks
 /// the last weight gradient before an update, `-` goes on with what stands before it, `.` is idle.
 pub fn grid(program: &Program, costs: &Costs) -> String {
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let ranks = program.streams.len();
-    let repetitions = (0..ranks).map(|r| incomplete(program, r)).max().unwrap_or(0) + 1;
+    let microbatches = program.streams.first().map_or(1, |s| s.microbatches).max(1) as usize;
+    let complete = ranks.div_ceil(microbatches).max(1) as u64;
+    let repetitions = (0..ranks).map(|r| incomplete(program, r, computes)).max().unwrap_or(0) + complete;
     let timed = run(program, costs, repetitions * repetition);
     let mut canvas = Canvas::new((0..ranks as u32).map(RankId).collect(), costs);
     let mut bar = vec![0; ranks];
     for event in &timed {
-        let complete = repetitions - incomplete(program, event.rank.index());
+        let complete = repetitions - incomplete(program, event.rank.index(), computes);
         let part = u64::from(event.section > 0) + u64::from(event.section > complete);
         let begins = part > bar[event.rank.index()];
         bar[event.rank.index()] = bar[event.rank.index()].max(part);
@@ -32,11 +35,15 @@ pub fn grid(program: &Program, costs: &Costs) -> String {
     canvas.text(COLUMNS_MAX, false)
 }
 
-/// Repetitions at a run's end in which the rank skips instructions.
-fn incomplete(program: &Program, rank: usize) -> u64 {
+/// Repetitions at a run's end in which the rank skips some of the instructions `of`.
+fn incomplete(program: &Program, rank: usize, of: fn(Op) -> bool) -> u64 {
     let stream = &program.streams[rank];
     let steps = |i: &Instr| u64::from(i.mb / if i.op == Op::U { stream.updates } else { stream.microbatches }.max(1));
-    stream.period.iter().map(steps).max().unwrap_or(0)
+    stream.period.iter().filter(|i| of(i.op)).map(steps).max().unwrap_or(0)
+}
+
+fn computes(op: Op) -> bool {
+    !matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB)
 }
 
 /// What a rank performs in a run of `updates` updates from its first repetition with skipped instructions on, with absolute
@@ -44,7 +51,7 @@ fn incomplete(program: &Program, rank: usize) -> u64 {
 pub fn epilogue(program: &Program, rank: RankId, updates: u64) -> Vec<(Op, StageId, u64)> {
     let Some(stream) = program.streams.get(rank.index()) else { return Vec::new() };
     let repetitions = updates.div_ceil(u64::from(stream.updates.max(1)));
-    let complete = repetitions.saturating_sub(incomplete(program, rank.index()));
+    let complete = repetitions.saturating_sub(incomplete(program, rank.index(), |_| true));
     let limit = updates.saturating_mul(u64::from(program.accumulate));
     let performed = |i: &&Instr| u64::from(i.mb) < if i.op == Op::U { updates } else { limit };
     let before = stream.prologue.iter().filter(performed).count() + complete as usize * stream.period.len();

@@ -26,6 +26,8 @@ fn drift_is_refused_with_a_counterexample() {
     assert_eq!(found[0].code, "P0311");
     assert_eq!(found[0].help.as_deref(), Some("the smallest accumulate with drift <= 1 is 7 (it is 4)"));
     insta::assert_debug_snapshot!(found[0]);
+    let delay = checked(&async_1f1b(), Shape::new(8, 4), |s| s.delay = Some(bound.clone()));
+    assert_eq!(delay[0].help.as_deref(), Some("the smallest accumulate with delay <= 1 is 7 (it is 4)"));
     assert_eq!(checked(&async_1f1b(), Shape::new(8, 7), |s| s.drift = Some(bound.clone())), []);
 }
 

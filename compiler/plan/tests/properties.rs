@@ -401,3 +401,34 @@ fn nearly_even_stages_have_an_exact_period() {
     let steady = steady(&program, &costs).unwrap();
     assert_eq!((steady.total_ns, steady.repetitions, steady.exact), (4 * 3_000_001, 1, true));
 }
+
+/// Rank 0 runs far ahead, so what its slots hold up shows only repetitions later: verdicts are still those of long runs.
+#[test]
+fn deadlocks_that_show_late_are_found() {
+    let mut random = Random(13);
+    let (mut sound, mut stuck) = (0, 0);
+    for ahead in 1..8 {
+        let far = op(BinaryOp::Mul, num(ahead), crate::make::after());
+        let order = vec![warmup(far, vec![step(Action::F)]), repeat(vec![step(Action::F), step(Action::B)])];
+        let schedule = schedule("far", Backward::Whole, Update::Local, order);
+        let lean = Shape { receive_extra: 0, send_slots: 9, ..Shape::new(2, 1) };
+        let roomy = plan::expand(&schedule, lean).unwrap();
+        for (send_f, send_b) in (1..8).flat_map(|f| (1..8).map(move |b| (f, b))) {
+            let mut program = roomy.clone();
+            (program.rings[0].send_f, program.rings[1].send_b) = (send_f, send_b);
+            let run = interpret(&program, 40, &mut random).map(|_| ());
+            match verify(&program) {
+                Ok(()) => {
+                    assert_eq!(run, Ok(()), "{ahead} ahead, {send_f} and {send_b} slots");
+                    sound += 1;
+                }
+                Err(found) => {
+                    assert!(matches!(found[..], [Violation::Deadlock(_)]), "{found:?}");
+                    assert_eq!(run, Err("stuck".into()), "{ahead} ahead, {send_f} and {send_b} slots");
+                    stuck += 1;
+                }
+            }
+        }
+    }
+    assert!(sound > 50 && stuck > 10, "{sound} sound, {stuck} stuck");
+}

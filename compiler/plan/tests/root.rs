@@ -2,6 +2,7 @@
 
 mod bounds;
 mod faults;
+mod field;
 mod grids;
 mod interpreter;
 mod make;
