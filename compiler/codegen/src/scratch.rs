@@ -12,7 +12,9 @@ use melior::ir::attribute::{IntegerAttribute, TypeAttribute};
 use melior::ir::block::BlockLike;
 use melior::ir::operation::{OperationBuilder, OperationLike};
 use melior::ir::r#type::{DimSize, FunctionType, MemRefType};
-use melior::ir::{Identifier, Location, Module, OperationRef, RegionLike, ShapedTypeLike, Type, Value, ValueLike};
+use melior::ir::{
+    Identifier, Location, Module, Operation, OperationRef, RegionLike, ShapedTypeLike, Type, Value, ValueLike,
+};
 use model::kernel::Kernel;
 
 /// Every buffer starts at a multiple of this.
@@ -33,6 +35,7 @@ pub fn views(context: &CodegenContext, kernel: &Kernel, module: &Module) -> Resu
                 allocations.push((op, total));
                 total += bytes(op).map_err(&fail)?.next_multiple_of(ALIGN_BYTES);
             }
+            "memref.copy" if is_single_element(op) => copy_element(context, op).map_err(|e| fail(e.to_string()))?,
             "memref.copy" | "memref.dealloc" => {
                 return Err(fail(format!("an operation that needs a library is left: {op}")));
             }
@@ -69,6 +72,42 @@ fn bytes(op: OperationRef) -> Result<u64, String> {
     Ok(bytes)
 }
 
+/// MLIR makes copies of slices of one element (heads of width 1) where larger ones are vectors.
+fn is_single_element(copy: OperationRef) -> bool {
+    let source = copy.operand(0).ok().and_then(|source| MemRefType::try_from(source.r#type()).ok());
+    source.is_some_and(|m| (0..m.rank()).all(|i| m.dim_size(i) == Ok(DimSize::Static(1))))
+}
+
+/// A load and a store in place of a copy of one element.
+fn copy_element<'c>(context: &'c CodegenContext, copy: OperationRef<'c, '_>) -> Result<(), melior::Error> {
+    let (mlir, location) = (&context.mlir, copy.location());
+    let block = copy.block().expect("an operation in a function is in a block");
+    let (source, target) = (copy.operand(0)?, copy.operand(1)?);
+    let memref = MemRefType::try_from(source.r#type())?;
+    let zero = block.insert_operation_before(copy, index(context, 0, location)?).result(0)?;
+    let zeros = vec![zero.into(); memref.rank()];
+    let load = OperationBuilder::new("memref.load", location)
+        .add_operands(&[&[source], &zeros[..]].concat())
+        .add_results(&[memref.element()])
+        .build()?;
+    let value = block.insert_operation_before(copy, load).result(0)?;
+    let store = OperationBuilder::new("memref.store", location)
+        .add_operands(&[&[value.into(), target], &zeros[..]].concat())
+        .build()?;
+    block.insert_operation_before(copy, store);
+    IrRewriter::new(mlir).as_rewriter_base().erase_op(copy);
+    Ok(())
+}
+
+/// The constant `value`.
+fn index<'c>(context: &'c CodegenContext, value: u64, location: Location<'c>) -> Result<Operation<'c>, melior::Error> {
+    let ty = Type::index(&context.mlir);
+    OperationBuilder::new("arith.constant", location)
+        .add_attributes(&[(Identifier::new(&context.mlir, "value"), IntegerAttribute::new(ty, value as i64).into())])
+        .add_results(&[ty])
+        .build()
+}
+
 fn element_bytes(element: Type) -> Option<u64> {
     match element.to_string().as_str() {
         "i8" | "i1" => Some(1),
@@ -102,14 +141,7 @@ fn replace<'c>(
     let (mlir, location) = (&context.mlir, op.location());
     let block = op.block().expect("an operation in a function is in a block");
     let result = op.result(0)?;
-    let at = OperationBuilder::new("arith.constant", location)
-        .add_attributes(&[(
-            Identifier::new(mlir, "value"),
-            IntegerAttribute::new(Type::index(mlir), offset as i64).into(),
-        )])
-        .add_results(&[Type::index(mlir)])
-        .build()?;
-    let at = block.insert_operation_before(op, at);
+    let at = block.insert_operation_before(op, index(context, offset, location)?);
     let view = OperationBuilder::new("memref.view", location)
         .add_operands(&[scratch, at.result(0)?.into()])
         .add_results(&[result.r#type()])

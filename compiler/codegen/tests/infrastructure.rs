@@ -10,6 +10,7 @@ use codegen::{CodegenError, Level, compile, compile_kernels, emit, emit_sched, p
 use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table};
 use model::kernel_plan::plan_kernel;
 use model::target::CpuClass;
+use proptest::prelude::*;
 
 fn update(len: u64) -> Kernel {
     plan_kernel(KernelOp::Update { len, optimizer: OptimizerKind::AdamW }, CpuClass::X86V3)
@@ -68,6 +69,8 @@ fn a_copy_is_refused() {
   return
 }";
     assert!(compile_text(text, 0).unwrap_err().message.contains("memref.copy"));
+    // One element needs no library.
+    compile_text(&text.replace("64", "1"), 0).unwrap();
 }
 
 #[test]
@@ -141,39 +144,77 @@ transform.named_sequence @lower(%m: !transform.any_op) { transform.yield }
     assert!(!error.message.is_empty());
 }
 
-/// One kernel of every kind, on shapes that no tile divides.
-fn every_kind(cpu: CpuClass) -> Vec<Kernel> {
-    let (sequences, context, width, vocab, heads) = (2, 9, 20, 11, 2);
-    let rows = sequences * context;
-    let update = Sink::Update { optimizer: OptimizerKind::AdamW, accumulated: true };
-    let matmul = |form, epilogue| KernelOp::MatMul(MatMul { m: rows, n: 3 * width, k: width, form, epilogue });
+/// Sizes of a model.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    sequences: u32,
+    context: u32,
+    heads: u32,
+    head_width: u32,
+    vocab: u32,
+}
+
+/// One kernel of every kind, as a model of these sizes has them; weight gradients go to `sink`.
+fn every_kind(sizes: Sizes, sink: Sink, cpu: CpuClass) -> Vec<Kernel> {
+    let Sizes { sequences, context, heads, head_width, vocab } = sizes;
+    let (rows, width) = (sequences * context, heads * head_width);
+    let matmul = |m, n, k, form, epilogue| KernelOp::MatMul(MatMul { m, n, k, form, epilogue });
     let ops = [
         KernelOp::Embed { sequences, context, width, vocab },
-        KernelOp::EmbedGrad { table: Table::Token, sequences, context, width, vocab, sink: update },
-        KernelOp::EmbedGrad { table: Table::Position, sequences, context, width, vocab, sink: Sink::Store },
+        KernelOp::EmbedGrad { table: Table::Token, sequences, context, width, vocab, sink },
+        KernelOp::EmbedGrad { table: Table::Position, sequences, context, width, vocab, sink },
         KernelOp::LayerNorm { rows, width },
         KernelOp::LayerNormGrad { rows, width, residual: true },
-        KernelOp::GainGrad { rows, width, sink: update },
-        KernelOp::BiasGrad { rows, width, sink: Sink::Add },
-        matmul(Form::NN, Epilogue::BiasGelu),
-        matmul(Form::NT, Epilogue::GeluGrad),
-        matmul(Form::TN, Epilogue::Gradient(update)),
+        KernelOp::GainGrad { rows, width, sink },
+        KernelOp::BiasGrad { rows, width, sink },
+        matmul(rows, 3 * width, width, Form::NN, Epilogue::Bias),
+        matmul(rows, 4 * width, width, Form::NN, Epilogue::BiasGelu),
+        matmul(rows, width, 4 * width, Form::NN, Epilogue::BiasResidual),
+        matmul(rows, vocab, width, Form::NN, Epilogue::Store),
+        matmul(rows, width, vocab, Form::NT, Epilogue::Store),
+        matmul(rows, 4 * width, width, Form::NT, Epilogue::GeluGrad),
+        matmul(width, 3 * width, rows, Form::TN, Epilogue::Gradient(sink)),
+        matmul(width, vocab, rows, Form::TN, Epilogue::Gradient(sink)),
         KernelOp::Attention { sequences, context, width, heads },
         KernelOp::AttentionGrad { sequences, context, width, heads },
         KernelOp::CrossEntropy { rows, vocab, scale_bits: 0.25f32.to_bits() },
-        KernelOp::Update { len: 37, optimizer: OptimizerKind::Sgd },
+        KernelOp::Update { len: u64::from(width), optimizer: OptimizerKind::Sgd },
     ];
     ops.map(|op| plan_kernel(op, cpu)).to_vec()
 }
 
+const FUSED: Sink = Sink::Update { optimizer: OptimizerKind::AdamW, accumulated: true };
+
 #[test]
 fn every_kind_compiles_for_both_cpu_classes_to_the_same_bytes_each_time() {
+    let sizes = Sizes { sequences: 2, context: 9, heads: 2, head_width: 10, vocab: 11 };
     for cpu in CpuClass::ALL {
-        let kernels = every_kind(cpu);
+        let kernels = every_kind(sizes, FUSED, cpu);
         let first = compile_kernels(&kernels, cpu, &|_, _| {}).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(first.len(), kernels.len());
         assert_eq!(first, compile_kernels(&kernels, cpu, &|_, _| {}).unwrap());
     }
+}
+
+proptest! {
+    // A spec that passed the checks must compile: above all, its kernels must need the scratch that was planned.
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases()) })]
+    #[test]
+    fn every_kind_compiles_at_any_size(
+        (sequences, context, heads, head_width, vocab) in (1u32..4, 1u32..70, 1u32..4, 1u32..40, 2u32..80),
+        sink in prop_oneof![Just(Sink::Store), Just(Sink::Add), Just(FUSED)],
+        cpu in prop_oneof![Just(CpuClass::X86V3), Just(CpuClass::X86V4)],
+    ) {
+        let kernels = every_kind(Sizes { sequences, context, heads, head_width, vocab }, sink, cpu);
+        if let Err(error) = compile_kernels(&kernels, cpu, &|_, _| {}) {
+            prop_assert!(false, "{cpu:?}: {error}");
+        }
+    }
+}
+
+/// More with `PROPTEST_CASES`.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(3)
 }
 
 #[test]
