@@ -148,8 +148,8 @@ fn ranks(findings: &Findings) -> Vec<RankFacts> {
     (0..count).map(fact).collect()
 }
 
-/// Most micro-batches between the start of F and the end of B (W) at once. The period begins as many as it ends, so its first
-/// repetition shows the maximum; runs that end have no more.
+/// Most micro-batches between the start of F and the end of B (W) at once. The period begins as many as it ends, so its
+/// first repetition shows the maximum; runs that end have no more.
 fn in_flight(stream: &Stream) -> u32 {
     let (mut now, mut most) = (0u32, 0);
     for i in stream.prologue.iter().chain(&stream.period) {
@@ -184,8 +184,8 @@ pub struct Replay {
 /// Most updates that are replayed one by one; a longer run is continued with its steady state.
 const REPLAY_STEPS_MAX: u64 = 1 << 20;
 
-/// Replays a run of `updates` updates (one segment) with the given costs, for example measured ones: how much every rank would have
-/// waited had it had a core of its own. None for a program that does not verify.
+/// Replays a run of `updates` updates (one segment) with the given costs, for example measured ones: how much every
+/// rank would have waited had it had a core of its own. None for a program that does not verify.
 pub fn replay(program: &Program, costs: &Costs, updates: u64) -> Option<Replay> {
     let steady = steady(program, costs)?;
     let count = program.streams.len();

@@ -128,7 +128,8 @@ impl Measured {
     }
 }
 
-/// Where the search for an accumulate ends: beyond, staleness does not shrink with orders that keep a few rounds of all ranks in flight.
+/// Where the search for an accumulate ends: beyond, staleness does not shrink with orders that keep a few rounds of all
+/// ranks in flight.
 fn most_accumulate(subject: &Subject) -> u32 {
     subject.shape.ranks.saturating_mul(4).max(subject.shape.accumulate.saturating_mul(2)).max(16)
 }
@@ -233,8 +234,8 @@ fn longest_wait(findings: &Findings, rank: usize) -> Option<String> {
     Some(format!("its longest wait, {}, is before {op} of micro-batch {}", time(gap), event.mb))
 }
 
-/// The help line: the smallest accumulate that satisfies the bound. More micro-batches between flushes never make the bubble
-/// larger, so it is found by halving; the one found is what was computed.
+/// The help line: the smallest accumulate that satisfies the bound. More micro-batches between flushes never make the
+/// bubble larger, so it is found by halving; the one found is what was computed.
 fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
     let k = subject.shape.accumulate;
     let satisfied = |accumulate: u32| {

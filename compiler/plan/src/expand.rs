@@ -1,13 +1,15 @@
-//! From a schedule to instruction streams: the order performed on every rank, updates and transfers placed, rings sized.
+//! From a schedule to instruction streams: the order performed on every rank, updates and transfers placed, rings
+//! sized.
 //!
 //! # Where transfers go
 //!
-//! `SEND_F` follows its `F`, `SEND_B` its `B` (or `I`). A receive is posted as early as its slot is free: right after the
-//! instruction that releases the slot's user before it, or at the stream's start. A receive ring has the slots that the order
-//! itself needs (each input from its first use to the end of its backward pass) and [`Shape::receive_extra`] more: with none, a
-//! transfer can begin only when its receiver is about to wait for it; with one (the default), it runs while the receiver
-//! still computes. That costs each stage one boundary activation and one boundary gradient of memory. Send rings have [`Shape::send_slots`]
-//! slots (one by default): a send waits for nothing but its receiver's post, which is early.
+//! `SEND_F` follows its `F`, `SEND_B` its `B` (or `I`). A receive is posted as early as its slot is free: right after
+//! the instruction that releases the slot's user before it, or at the stream's start. A receive ring has the slots that
+//! the order itself needs (each input from its first use to the end of its backward pass) and [`Shape::receive_extra`]
+//! more: with none, a transfer can begin only when its receiver is about to wait for it; with one (the default), it
+//! runs while the receiver still computes. That costs each stage one boundary activation and one boundary gradient of
+//! memory. Send rings have [`Shape::send_slots`] slots (one by default): a send waits for nothing but its receiver's
+//! post, which is early.
 
 use crate::Shape;
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
@@ -91,8 +93,8 @@ fn expr_gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { expr_gcd(b, a % b) }
 }
 
-/// A run that ends performs the period with used-up steps skipped; the order must say the same. Once a run is longer than the
-/// prologue and all leads, its end only shifts with its length, so one more repetition proves it for all.
+/// A run that ends performs the period with used-up steps skipped; the order must say the same. Once a run is longer
+/// than the prologue and all leads, its end only shifts with its length, so one more repetition proves it for all.
 fn ends_as_it_runs(
     schedule: &Schedule,
     shape: &Shape,

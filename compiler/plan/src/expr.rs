@@ -2,10 +2,10 @@
 //!
 //! # Meaning
 //!
-//! An expression over the round `n` is *eventually linear* when `f(n + period) = f(n) + rise` for all `n >= from`. Sums,
-//! products with constants, quotients by constants, minima and maxima of such are such again, with numbers that are
-//! computed here exactly; so a condition `f < g` repeats with a known period from a known round on, which is what makes
-//! a schedule's steady state provable. What isn't eventually linear (`n * n`) is refused.
+//! An expression over the round `n` is *eventually linear* when `f(n + period) = f(n) + rise` for all `n >= from`.
+//! Sums, products with constants, quotients by constants, minima and maxima of such are such again, with numbers that
+//! are computed here exactly; so a condition `f < g` repeats with a known period from a known round on, which is what
+//! makes a schedule's steady state provable. What isn't eventually linear (`n * n`) is refused.
 
 use dsl::schedule::{BinaryOp, CmpOp, Cond, Expr, Var};
 

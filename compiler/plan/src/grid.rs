@@ -12,10 +12,10 @@ const COLUMNS_MAX: usize = 240;
 const STUCK_RANKS_MAX: usize = 8;
 const STUCK_COLUMNS_MAX: usize = 32;
 
-/// The instruction grid of a run that shows the prologue, as many periods as the first micro-batches need to get to the last rank and back
-/// (at least one), and the epilogue. A column is the smallest cost.
-/// `|` stands where a rank's period begins to repeat and where its epilogue (repetitions that skip some of these instructions) begins, `*` marks
-/// the last weight gradient before an update, `-` goes on with what stands before it, `.` is idle.
+/// The instruction grid of a run that shows the prologue, as many periods as the first micro-batches need to get to the
+/// last rank and back (at least one), and the epilogue. A column is the smallest cost. `|` stands where a rank's period
+/// begins to repeat and where its epilogue (repetitions that skip some of these instructions) begins, `*` marks the
+/// last weight gradient before an update, `-` goes on with what stands before it, `.` is idle.
 pub fn grid(program: &Program, costs: &Costs) -> String {
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let ranks = program.streams.len();
@@ -46,8 +46,8 @@ fn computes(op: Op) -> bool {
     !matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB)
 }
 
-/// What a rank performs in a run of `updates` updates from its first repetition with skipped instructions on, with absolute
-/// micro-batches (absolute updates for `U`).
+/// What a rank performs in a run of `updates` updates from its first repetition with skipped instructions on, with
+/// absolute micro-batches (absolute updates for `U`).
 pub fn epilogue(program: &Program, rank: RankId, updates: u64) -> Vec<(Op, StageId, u64)> {
     let Some(stream) = program.streams.get(rank.index()) else { return Vec::new() };
     let repetitions = updates.div_ceil(u64::from(stream.updates.max(1)));
@@ -58,7 +58,8 @@ pub fn epilogue(program: &Program, rank: RankId, updates: u64) -> Vec<(Op, Stage
     stream.segment(updates).skip(before).collect()
 }
 
-/// The grid of what ranks that wait for each other performed under unit costs, with what they wait to perform marked `?`.
+/// The grid of what ranks that wait for each other performed under unit costs, with what they wait to perform marked
+/// `?`.
 pub(crate) fn stuck(program: &Program, cycle: &[Waiting]) -> String {
     let costs = Costs::unit(program.rank_of_stage.len());
     let shown: Vec<RankId> = cycle.iter().map(|w| w.rank).take(STUCK_RANKS_MAX).collect();

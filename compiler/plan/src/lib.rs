@@ -1,7 +1,7 @@
 //! Schedules expanded to instruction streams, and what is proved about them. Pure: no I/O, no LLVM.
 //!
-//! [`expand`] performs a schedule's order on every rank and places updates and transfers; [`analyse`] finds drift, delay,
-//! memory in flight and bubble, and checks the bounds that a spec asks for; [`grid`] draws; [`time`] gives every
+//! [`expand`] performs a schedule's order on every rank and places updates and transfers; [`analyse`] finds drift,
+//! delay, memory in flight and bubble, and checks the bounds that a spec asks for; [`grid`] draws; [`time`] gives every
 //! instruction its time under a cost model.
 
 mod analyse;

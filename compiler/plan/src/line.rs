@@ -52,7 +52,8 @@ impl Line {
         line
     }
 
-    /// Moves the repeating part as far to the front as it goes: what the prologue ends with may be the period's end already.
+    /// Moves the repeating part as far to the front as it goes: what the prologue ends with may be the period's end
+    /// already.
     fn shorten(&mut self) {
         let mut period = VecDeque::from(std::mem::take(&mut self.period));
         while let (Some(before), Some(last)) = (self.prologue.last(), period.back()) {

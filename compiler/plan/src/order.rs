@@ -2,10 +2,10 @@
 //!
 //! # Meaning
 //!
-//! See [`dsl::schedule`] for what phases mean. With a flush the program is finite. With local updates the run has no known length: the first
-//! `repeat` (or `drain`) that always has something to do never ends, and what comes before it is finite. Its
-//! conditions repeat from some round on ([`crate::expr`]), so the sequence of its actions does too, and so many rounds as give
-//! every action kind the same number of micro-batches are the steady state.
+//! See [`dsl::schedule`] for what phases mean. With a flush the program is finite. With local updates the run has no
+//! known length: the first `repeat` (or `drain`) that always has something to do never ends, and what comes before it
+//! is finite. Its conditions repeat from some round on ([`crate::expr`]), so the sequence of its actions does too, and
+//! so many rounds as give every action kind the same number of micro-batches are the steady state.
 //!
 //! Nothing here runs for ever, whatever the expressions: actions have a budget, and rounds that do nothing are counted.
 
@@ -173,8 +173,8 @@ impl Unbounded<'_> {
         Ok((self.walk.acts, period, self.walk.budget))
     }
 
-    /// Whether the end of a run may differ from its steady state with the used-up steps skipped: what the conditions left over
-    /// is then done by later phases.
+    /// Whether the end of a run may differ from its steady state with the used-up steps skipped: what the conditions
+    /// left over is then done by later phases.
     pub fn may_end_otherwise(&self) -> bool {
         self.phase.kind == PhaseKind::Repeat && self.phase.body.iter().any(|step| step.when.is_some())
     }

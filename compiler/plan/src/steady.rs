@@ -2,12 +2,13 @@
 //!
 //! # Meaning
 //!
-//! An instruction ends when the latest of those that it waits for has ended, plus costs. Each wait reaches back a fixed number of
-//! repetitions (its *shift*; it may be negative when ranks' repetitions are skewed), so the instructions of one period and
-//! their waits are a graph whose edges have a weight (time) and a shift. Times grow, in the long run, by the largest ratio of weight to shift over
-//! the graph's cycles: a rank's own work is a cycle of shift 1, a chain through other ranks and back another one. The ratio
-//! is found by policy iteration in integers: every instruction picks the wait that decides, the cycles that this makes are
-//! evaluated, and picks are improved until none can be. A cycle of shift 0 or less would be a deadlock, which `verify` excludes.
+//! An instruction ends when the latest of those that it waits for has ended, plus costs. Each wait reaches back a fixed
+//! number of repetitions (its *shift*; it may be negative when ranks' repetitions are skewed), so the instructions of
+//! one period and their waits are a graph whose edges have a weight (time) and a shift. Times grow, in the long run, by
+//! the largest ratio of weight to shift over the graph's cycles: a rank's own work is a cycle of shift 1, a chain
+//! through other ranks and back another one. The ratio is found by policy iteration in integers: every instruction
+//! picks the wait that decides, the cycles that this makes are evaluated, and picks are improved until none can be. A
+//! cycle of shift 0 or less would be a deadlock, which `verify` excludes.
 
 use crate::time::Costs;
 use artifact::stream::{Op, Program};
@@ -227,7 +228,8 @@ impl Policy {
         Some(())
     }
 
-    /// Picks waits that lead to a larger ratio, or if there are none, to a later end at the same one. Whether any changed.
+    /// Picks waits that lead to a larger ratio, or if there are none, to a later end at the same one. Whether any
+    /// changed.
     fn improve(&mut self, graph: &Graph) -> bool {
         let mut changed = false;
         for (node, edges) in graph.waits.iter().enumerate() {

@@ -2,9 +2,10 @@
 //!
 //! # Meaning
 //!
-//! A rank performs its instructions one after another; `F`, `B`, `I`, `W` and `U` take their stage's costs, the others no time.
-//! A transfer is made when both its sides are there; its content arrives one hop later, and the send slot is free from then on. So
-//! a receive that is posted in time costs the latency of one hop, as in the formulas of the field.
+//! A rank performs its instructions one after another; `F`, `B`, `I`, `W` and `U` take their stage's costs, the others
+//! no time. A transfer is made when both its sides are there; its content arrives one hop later, and the send slot is
+//! free from then on. So a receive that is posted in time costs the latency of one hop, as in the formulas of the
+//! field.
 //!
 //! Times are integers in nanoseconds.
 

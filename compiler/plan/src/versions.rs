@@ -2,13 +2,14 @@
 //!
 //! # Meaning
 //!
-//! The version of a stage's weights is the number of updates made. With v(F), v(B) the versions when a micro-batch's `F` and
-//! its `B` (or `I`) run, its *drift* is v(B) - v(F): so many updates its backward pass crosses. Its *delay* is the version that its
-//! update is applied to, minus v(F): update `u` is applied to version `u`. Both follow from the order of one rank's stream alone,
-//! so no timing changes them.
+//! The version of a stage's weights is the number of updates made. With v(F), v(B) the versions when a micro-batch's
+//! `F` and its `B` (or `I`) run, its *drift* is v(B) - v(F): so many updates its backward pass crosses. Its *delay* is
+//! the version that its update is applied to, minus v(F): update `u` is applied to version `u`. Both follow from the
+//! order of one rank's stream alone, so no timing changes them.
 //!
-//! Beyond the prologue everything shifts by one repetition, so one micro-batch of each residue stands for all later ones
-//! ([`artifact::verify::index`]): the maximum over the prologue's and one more of each residue is that of a run of any length.
+//! Beyond the prologue everything shifts by one repetition, so one micro-batch of each residue stands for all later
+//! ones ([`artifact::verify::index`]): the maximum over the prologue's and one more of each residue is that of a run of
+//! any length.
 
 use crate::facts::Staleness;
 use artifact::stream::{Op, Program};
@@ -39,7 +40,8 @@ pub struct StageVersions {
     pub delay: Measure,
 }
 
-/// By stage. With a `boundary`, runs consist of segments of so many updates: only their micro-batches count, and means are over a segment.
+/// By stage. With a `boundary`, runs consist of segments of so many updates: only their micro-batches count, and means
+/// are over a segment.
 ///
 /// # Errors
 /// When shape, placement or coverage of the program do not hold.

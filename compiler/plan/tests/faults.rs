@@ -86,7 +86,8 @@ fn no_steady_state() {
     assert_eq!(code(&whole(Update::Local, vec![repeat(vec![step(F), square])])), "P0307");
 }
 
-/// Weight gradients that a local schedule puts off are run at the end; the order of that end must be the steady state's.
+/// Weight gradients that a local schedule puts off are run at the end; the order of that end must be the steady
+/// state's.
 #[test]
 fn an_end_that_differs() {
     let late = |action| when(action, var(Var::N), CmpOp::Ge, num(2));

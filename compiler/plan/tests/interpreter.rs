@@ -1,5 +1,5 @@
-//! An independent interpreter of streams, written from the meaning of `artifact::stream` alone: slots with contents, transfers that
-//! complete some time after both sides are there, ranks that proceed in random order.
+//! An independent interpreter of streams, written from the meaning of `artifact::stream` alone: slots with contents,
+//! transfers that complete some time after both sides are there, ranks that proceed in random order.
 
 use artifact::stream::{Op, Program};
 use std::collections::{HashSet, VecDeque};

@@ -67,8 +67,8 @@ pub fn async_1f1b() -> Schedule {
     schedule("async_1f1b", Backward::Whole, Update::Local, one_f_one_b_order())
 }
 
-/// ZB-H1 (`k` = 1) and H2 (`k` = 2) as the zero-bubble paper's hand order: `k (P - 1 - s)` forwards, then F, I, with a W in
-/// each round once `k (P - 1 - s) + n >= k (P - 1)`.
+/// ZB-H1 (`k` = 1) and H2 (`k` = 2) as the zero-bubble paper's hand order: `k (P - 1 - s)` forwards, then F, I, with a
+/// W in each round once `k (P - 1 - s) + n >= k (P - 1)`.
 pub fn zb_h(k: i64, update: Update) -> Schedule {
     use Action::{F, I, W};
     let first = op(BinaryOp::Mul, num(k), after());

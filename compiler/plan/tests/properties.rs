@@ -109,14 +109,14 @@ fn matches_facts(schedule: &Schedule, shape: Shape, program: &Program, random: &
     for updates in (1..=4).chain([long]) {
         let observed = interpret(program, updates, random)
             .unwrap_or_else(|e| panic!("{updates} updates: {e}\n{schedule:?}\n{shape:?}\n{program:?}"));
-        for s in 0..stages {
+        for (s, seen) in seen.iter_mut().enumerate() {
             let most = |list: &[u64]| *list.iter().max().unwrap();
-            seen[s].0 = seen[s].0.max(most(&observed.drift[s]));
-            seen[s].1 = seen[s].1.max(most(&observed.delay[s]));
+            seen.0 = seen.0.max(most(&observed.drift[s]));
+            seen.1 = seen.1.max(most(&observed.delay[s]));
             let facts = &facts.stages[s];
-            assert!(seen[s].0 <= facts.drift.max && seen[s].1 <= facts.delay.max);
+            assert!(seen.0 <= facts.drift.max && seen.1 <= facts.delay.max);
             if updates == long {
-                assert_eq!(seen[s], (facts.drift.max, facts.delay.max), "{schedule:?} {shape:?}");
+                assert_eq!(*seen, (facts.drift.max, facts.delay.max), "{schedule:?} {shape:?}");
                 let step = program.streams[0].microbatches as usize;
                 let mean = |list: &[u64]| list[list.len() - step..].iter().sum::<u64>() as f64 / step as f64;
                 assert!((mean(&observed.drift[s]) - facts.drift.mean).abs() < 1e-9, "{schedule:?} {shape:?}");
@@ -310,7 +310,8 @@ fn swapped_pairs_are_caught_or_run() {
     assert!(caught > 100 && harmless > 100, "{caught} caught, {harmless} harmless");
 }
 
-/// The receiver needs F 1 before it can free F 0's only slot: schedules.md's finite-slot deadlock is a ring that is too short.
+/// The receiver needs F 1 before it can free F 0's only slot: schedules.md's finite-slot deadlock is a ring that is too
+/// short.
 #[test]
 fn one_receive_slot_for_two_in_flight() {
     let mut program = plan::expand(&gpipe(), Shape::new(2, 3)).unwrap();
@@ -402,7 +403,8 @@ fn nearly_even_stages_have_an_exact_period() {
     assert_eq!((steady.total_ns, steady.repetitions, steady.exact), (4 * 3_000_001, 1, true));
 }
 
-/// Rank 0 runs far ahead, so what its slots hold up shows only repetitions later: verdicts are still those of long runs.
+/// Rank 0 runs far ahead, so what its slots hold up shows only repetitions later: verdicts are still those of long
+/// runs.
 #[test]
 fn deadlocks_that_show_late_are_found() {
     let mut random = Random(13);

@@ -3,30 +3,32 @@
 //! # Invariants
 //!
 //! 1. *Shape*: there are ranks and stages; every stage lies on a rank that exists, every rank has a stage, and
-//!    neighbouring stages lie on different ranks; `accumulate` is at least 1; every rank's repetition makes the same number of updates, at
-//!    least 1, of `accumulate` micro-batches each.
+//!    neighbouring stages lie on different ranks; `accumulate` is at least 1; every rank's repetition makes the same
+//!    number of updates, at least 1, of `accumulate` micro-batches each.
 //! 2. *Placement*: an instruction's stage lies on the rank of its stream. Transfers exist exactly between neighbouring
 //!    stages: no `RECV_F` or `SEND_B` on the first stage, no `SEND_F` or `RECV_B` on the last.
-//! 3. *Coverage*: each stage performs each micro-batch exactly once forward and once backward (`B`, or `I` and `W`), with
-//!    one send and one receive on each side that has a neighbour, and each update exactly once.
-//! 4. *Order*: on a stage and for each micro-batch, `RECV_F`, `F`, `SEND_F` come in this order, then `B` (`I`, then `W`) after `F` and after `RECV_B`, and
-//!    `SEND_B` after `B` (`I`).
-//! 5. *Updates*: update `u` comes after the weight gradients of all its micro-batches `uK .. uK + K` and before that of any later
-//!    micro-batch.
-//! 6. *Accumulation*: of an update's weight gradients the first performed is marked `first`, the last performed `last`, no other one.
-//! 7. *Rings*: micro-batch `m` finds its slot `m mod n` free: the user of the slot before it, `m - n`, released it earlier
-//!    in the same stream (stash, receive rings: a posted receive never waits), or was offered earlier (send rings).
-//!    A ring that has a user has a slot.
+//! 3. *Coverage*: each stage performs each micro-batch exactly once forward and once backward (`B`, or `I` and `W`),
+//!    with one send and one receive on each side that has a neighbour, and each update exactly once.
+//! 4. *Order*: on a stage and for each micro-batch, `RECV_F`, `F`, `SEND_F` come in this order, then `B` (`I`, then
+//!    `W`) after `F` and after `RECV_B`, and `SEND_B` after `B` (`I`).
+//! 5. *Updates*: update `u` comes after the weight gradients of all its micro-batches `uK .. uK + K` and before that of
+//!    any later micro-batch.
+//! 6. *Accumulation*: of an update's weight gradients the first performed is marked `first`, the last performed `last`,
+//!    no other one.
+//! 7. *Rings*: micro-batch `m` finds its slot `m mod n` free: the user of the slot before it, `m - n`, released it
+//!    earlier in the same stream (stash, receive rings: a posted receive never waits), or was offered earlier (send
+//!    rings). A ring that has a user has a slot.
 //! 8. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
 //! 9. *Deadlock freedom*: see [`execute`].
 //!
-//! Each is proved for any run length from the text of the streams: see [`index`] for relations between micro-batches of a stage; sequences
-//! that repeat with the same step are equal when they agree over both beginnings and one repetition; marks are fixed in the text, so
-//! two repetitions show every neighbourhood that they occur in. A run that ends, or drains at a boundary, skips the
-//! instructions of micro-batches (updates) from its end on: each of the relations is between instructions that are then both there, or
-//! asks nothing of one that is not.
+//! Each is proved for any run length from the text of the streams: see [`index`] for relations between micro-batches of
+//! a stage; sequences that repeat with the same step are equal when they agree over both beginnings and one repetition;
+//! marks are fixed in the text, so two repetitions show every neighbourhood that they occur in. A run that ends, or
+//! drains at a boundary, skips the instructions of micro-batches (updates) from its end on: each of the relations is
+//! between instructions that are then both there, or asks nothing of one that is not.
 //!
-//! The work is linear in the program's size (for deadlocks: bounded), whatever the data: loaded bundles are verified again.
+//! The work is linear in the program's size (for deadlocks: bounded), whatever the data: loaded bundles are verified
+//! again.
 
 pub mod execute;
 pub mod index;
@@ -65,8 +67,8 @@ pub enum Violation {
 /// Checks every invariant of the module's text.
 ///
 /// # Errors
-/// What is broken, at most one for each stage (or pair of ranks) and invariant. Later invariants build on earlier ones: the
-/// first that is broken ends the check.
+/// What is broken, at most one for each stage (or pair of ranks) and invariant. Later invariants build on earlier ones:
+/// the first that is broken ends the check.
 pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
     let found = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
     shape(program).map_err(|what| vec![Violation::Shape(what)])?;
@@ -216,8 +218,8 @@ impl StageIndex {
     fn updates(&self, accumulate: u32) -> Option<Violation> {
         let k = u64::from(accumulate);
         let (w, u) = (&self.weight_gradient, &self.update);
-        // An update that the prologue makes has its weight gradients there too, or the first of them that has not is found wrong: the leads
-        // of U cost no more turns than those of W.
+        // An update that the prologue makes has its weight gradients there too, or the first of them that has not is
+        // found wrong: the leads of U cost no more turns than those of W.
         (0..w.step()).find_map(|residue| {
             let turns = w.lead(residue).max(w.lead(residue + k)).max(u.lead(residue / k)) + 2;
             let witnesses = (0..=turns).map(|turn| residue + turn * w.step());
@@ -247,7 +249,8 @@ impl StageIndex {
     }
 }
 
-/// Neighbouring weight gradients and updates of a stage: `first` exactly after an update (or at the start), `last` exactly before one.
+/// Neighbouring weight gradients and updates of a stage: `first` exactly after an update (or at the start), `last`
+/// exactly before one.
 fn accumulation(listing: &Listing) -> Option<Violation> {
     let again = listing.period.iter().map(|(_, i)| *i);
     let mut fresh = true;

@@ -2,18 +2,19 @@
 //!
 //! # Meaning
 //!
-//! Ranks perform their instructions in order. `SEND` and `RECV` never wait: they make an offer and a post; the k-th offer of
-//! a channel (one direction between two neighbouring stages) and its k-th post make the k-th transfer. `F` waits until
-//! its input's transfer is there and, on a send ring of n slots, until the output of micro-batch `m - n` was taken (its
-//! transfer is made); `B` and `I` likewise with gradients. Waiting never withdraws anything, so what can run does not depend
-//! on the order in which ranks are tried: there is one largest set of instructions that can be performed, under any timing.
+//! Ranks perform their instructions in order. `SEND` and `RECV` never wait: they make an offer and a post; the k-th
+//! offer of a channel (one direction between two neighbouring stages) and its k-th post make the k-th transfer. `F`
+//! waits until its input's transfer is there and, on a send ring of n slots, until the output of micro-batch `m - n`
+//! was taken (its transfer is made); `B` and `I` likewise with gradients. Waiting never withdraws anything, so what can
+//! run does not depend on the order in which ranks are tried: there is one largest set of instructions that can be
+//! performed, under any timing.
 //!
 //! # Deadlock freedom for runs of any length
 //!
 //! Let X(n) be how far every rank comes when none may go beyond repetition n. When X(n + 1) is X(n) with every rank one
 //! repetition further, and the send rings' waits are all in force by then, then the same instructions can be
-//! performed again from there, with every number shifted: X grows by one repetition for ever, and nothing is ever stuck.
-//! A run that ends (or drains at a boundary) skips instructions, which takes waits away and adds none.
+//! performed again from there, with every number shifted: X grows by one repetition for ever, and nothing is ever
+//! stuck. A run that ends (or drains at a boundary) skips instructions, which takes waits away and adds none.
 
 use super::index::Kind;
 use crate::ids::{RankId, StageId};
@@ -139,8 +140,8 @@ impl<'a> Execution<'a> {
         self.steps
     }
 
-    /// Performs all that can be performed without going beyond section `last` (see [`Event::section`]), in an order that
-    /// respects all waits.
+    /// Performs all that can be performed without going beyond section `last` (see [`Event::section`]), in an order
+    /// that respects all waits.
     pub fn run(&mut self, last: u64, mut perform: impl FnMut(Event)) {
         loop {
             let before = self.steps;
@@ -323,9 +324,9 @@ pub fn deadlock_free(program: &Program) -> Result<(), Stuck> {
     unreachable!("the loop above returns")
 }
 
-/// The repetition from which on all waits for send slots are in force: there is a micro-batch as many before as the ring has slots. Beyond
-/// `lead + slowest + 3` repetitions of slots, the holder's transfer was made in a section that every rank has ended: a
-/// wait for it never holds anything up, in force or not.
+/// The repetition from which on all waits for send slots are in force: there is a micro-batch as many before as the
+/// ring has slots. Beyond `lead + slowest + 3` repetitions of slots, the holder's transfer was made in a section that
+/// every rank has ended: a wait for it never holds anything up, in force or not.
 fn in_force(program: &Program, slowest: u64) -> u64 {
     let of = |stage: usize| {
         let rings = &program.rings[stage];
