@@ -6,6 +6,7 @@ mod files;
 
 mod memory;
 
+mod random;
 mod replaying;
 
 mod toy;

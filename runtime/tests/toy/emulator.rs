@@ -100,7 +100,7 @@ fn update(weights: &[Vec<f32>], lr: f64, momentum: &mut [Vec<f32>], sums: &[Vec<
     let mut next = weights.to_vec();
     for l in 0..LAYERS {
         // Layers with an even number have decay.
-        let keep = if l % 2 == 0 { (1.0 - lr * DECAY) as f32 } else { 1.0 };
+        let keep = if l.is_multiple_of(2) { (1.0 - lr * DECAY) as f32 } else { 1.0 };
         for j in 0..WIDTH {
             momentum[l][j] = MOMENTUM as f32 * momentum[l][j] + sums[l][j];
             next[l][j] = keep * next[l][j] - lr as f32 * momentum[l][j];

@@ -98,7 +98,7 @@ fn param(layer: usize, accumulate: u32, bump: &mut Bump) -> Param {
         name: format!("layer.{layer}.w"),
         shape: vec![WIDTH as u64],
         init: Init::Normal { std: 0.3 },
-        decay: layer % 2 == 0,
+        decay: layer.is_multiple_of(2),
         weight: bump.one(bytes),
         state: vec![bump.one(bytes)],
         gradient: (accumulate > 1).then(|| bump.one(bytes)),

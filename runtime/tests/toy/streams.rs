@@ -62,7 +62,7 @@ impl Ops {
     }
 
     fn backward(&self, mb: u32, out: &mut Vec<Instr>) {
-        let a = Accumulation { first: mb % self.k == 0, last: mb % self.k == self.k - 1 };
+        let a = Accumulation { first: mb.is_multiple_of(self.k), last: mb % self.k == self.k - 1 };
         if self.rank + 1 < self.ranks {
             out.push(self.instr(Op::RecvB, mb));
         }
