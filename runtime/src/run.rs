@@ -11,7 +11,7 @@ use crate::replay;
 use crate::segment::{Pipeline, cores};
 use crate::weights::{self, Weights};
 use crate::{cpu, init};
-use artifact::bundle::{Bundle, BundleError, MANIFEST};
+use artifact::bundle::{Bundle, check_manifest};
 use artifact::ids::RankId;
 use artifact::program::Manifest;
 use std::path::PathBuf;
@@ -63,8 +63,7 @@ pub fn run_with_kernels(
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    let wrong = |what| BundleError::Structure { file: MANIFEST.into(), what };
-    artifact::structure::manifest(manifest).map_err(wrong)?;
+    check_manifest(manifest)?;
     execute(manifest, kernels, options, observer)
 }
 

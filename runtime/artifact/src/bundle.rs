@@ -93,6 +93,22 @@ struct ImageEntry {
     exports: Vec<(u32, u64)>,
 }
 
+/// Checks what a run relies on in a manifest, as far as it doesn't concern the images.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub fn check_manifest(manifest: &Manifest) -> Result<(), BundleError> {
+    crate::structure::manifest(manifest).map_err(|what| BundleError::Structure { file: MANIFEST.into(), what })?;
+    streams(manifest)
+}
+
+fn streams(manifest: &Manifest) -> Result<(), BundleError> {
+    crate::verify::verify(&manifest.program).map_err(|violations| {
+        let what = violations.first().map_or_else(|| "unknown".into(), ToString::to_string);
+        BundleError::Streams { what }
+    })
+}
+
 /// Name of a stage's image file.
 pub fn image_name(stage: StageId) -> String {
     format!("stage-{stage}.image")
@@ -120,10 +136,7 @@ impl Bundle {
     /// The first thing that is wrong.
     pub fn check(&self) -> Result<(), BundleError> {
         crate::structure::check(self)?;
-        crate::verify::verify(&self.manifest.program).map_err(|violations| {
-            let first = violations.first().map_or_else(|| "unknown".into(), ToString::to_string);
-            BundleError::Streams { what: first }
-        })
+        streams(&self.manifest)
     }
 
     /// Reads and checks a bundle; `read` gives the bytes of a file by name. See the module's text for the order of checks.
