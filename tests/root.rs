@@ -1,3 +1,8 @@
 //! Integration tests of the command line: one binary, a module per topic.
 
+mod commands;
+mod golden;
+mod harness;
+mod identity;
+mod memory;
 mod tidy;

@@ -1,0 +1,156 @@
+//! The subcommands: what they print, what they refuse, how they end.
+
+use crate::harness::{Project, licence, paceline};
+
+const SPEC: &str = "
+model gpt { layers = 2, width = 16, heads = 2, context = 8, vocab = 256 }
+machine { ranks = 2 }
+pipeline { schedule = one_f_one_b, microbatch = 2, accumulate = 2 }
+optimizer = sgd { lr = 0.1 }
+";
+
+/// The whole of a refusal, source and message side by side.
+fn refusal(spec: &str) -> String {
+    let project = Project::new(spec);
+    let (status, stdout, stderr) = project.outcome(&["check", "spec.pace"]);
+    assert_eq!(status, Some(1), "{stderr}");
+    format!("{}\n---- status 1 ----\n{stderr}{stdout}", spec.trim_start())
+}
+
+#[test]
+fn too_much_drift_is_refused_with_a_counterexample() {
+    insta::assert_snapshot!(refusal(
+        "machine { ranks = 8 }\npipeline { schedule = async_1f1b, accumulate = 4 }\nstaleness { drift <= 1 }\n"
+    ));
+}
+
+#[test]
+fn several_faults_are_reported_at_once() {
+    insta::assert_snapshot!(refusal(
+        "model gpt { layers = 2, width = 10, heads = 3, contxt = 8 }\nmachine { ranks = 2, memory = 1 parsec }\n\
+         pipeline { schedule = zigzag, accumulate = 0 }\n"
+    ));
+}
+
+#[test]
+fn too_much_memory_is_refused_with_the_breakdown() {
+    insta::assert_snapshot!(refusal(&format!("{SPEC}require {{ memory <= 64 KiB }}\n")));
+}
+
+#[test]
+fn the_report_for_people() {
+    let project = Project::new(SPEC);
+    insta::assert_snapshot!(project.output(&["check", "spec.pace", "--cpu", "x86-64-v3"]));
+}
+
+#[test]
+fn the_report_for_programs() {
+    let project = Project::new(SPEC);
+    insta::assert_snapshot!(project.output(&["check", "spec.pace", "--cpu", "x86-64-v3", "--format", "json"]));
+}
+
+#[test]
+fn the_grid() {
+    let project = Project::new("machine { ranks = 4 }\npipeline { schedule = async_1f1b, accumulate = 4 }\n");
+    insta::assert_snapshot!(project.output(&["plan", "spec.pace"]));
+}
+
+#[test]
+fn the_picture_is_an_svg_with_every_action() {
+    let project = Project::new("machine { ranks = 2 }\npipeline { schedule = one_f_one_b, accumulate = 2 }\n");
+    project.output(&["timeline", "spec.pace", "-o", "t.svg", "--updates", "1"]);
+    let svg = std::fs::read_to_string(project.path("t.svg")).unwrap();
+    assert!(svg.starts_with("<svg"), "{svg}");
+    assert_eq!(svg.matches("class=\"f\"").count(), 4 + 1, "four forwards and the legend");
+}
+
+#[test]
+fn explain_prints_a_page_for_every_code() {
+    for code in dsl::codes() {
+        paceline().args(["explain", code]).assert().success();
+    }
+    paceline().args(["explain", "P9999"]).assert().code(2);
+}
+
+/// Each wrong request with its exit status and a piece of the sentence that says what to do.
+#[test]
+fn wrong_requests_end_with_one_sentence() {
+    let project = Project::new(SPEC);
+    std::fs::write(project.path("empty.txt"), "").unwrap();
+    std::fs::write(project.path("latin.pace"), b"model gpt { \xff }").unwrap();
+    std::fs::write(project.path("bare.pace"), "machine { ranks = 2 }\npipeline { schedule = gpipe, accumulate = 2 }\n")
+        .unwrap();
+    std::fs::create_dir(project.path("folder")).unwrap();
+    let data = licence();
+    let data = data.to_str().unwrap();
+    let cases: [(&[&str], i32, &str); 14] = [
+        (&["check", "absent.pace"], 3, "absent.pace"),
+        (&["check", "latin.pace"], 3, "not UTF-8"),
+        (&["check", "spec.pace", "--cpu", "z80"], 2, "x86-64-v3"),
+        (&["timeline", "spec.pace", "-o", "t.png"], 2, "svg"),
+        (&["compile", "spec.pace"], 2, "-o DIR"),
+        (&["compile", "spec.pace", "-o", "b", "--target", "abacus"], 2, "cpu"),
+        (&["compile", "bare.pace", "-o", "b"], 2, "model"),
+        (&["inspect", "folder"], 3, "folder"),
+        (&["verify", "absent"], 3, "absent"),
+        (&["run", "spec.pace", "--data", data], 2, "--updates"),
+        (&["run", "spec.pace", "--data", "absent.txt", "--updates", "1"], 3, "absent.txt"),
+        (&["run", "spec.pace", "--data", "empty.txt", "--updates", "1"], 3, "token"),
+        (&["run", "spec.pace", "--data", data, "--updates", "0"], 2, "at least one"),
+        (&["run", "spec.pace", "--data", data, "--updates", "1", "--load", "absent.safetensors"], 3, "absent"),
+    ];
+    for (args, status, piece) in cases {
+        let (code, _, stderr) = project.outcome(args);
+        assert_eq!(code, Some(status), "{args:?}: {stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains(piece), "{args:?}: {stderr}");
+        assert_eq!(stderr.trim_end().lines().count(), 1, "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_bundle_runs_like_its_spec_and_is_the_same_bytes_each_time() {
+    let project = Project::new(SPEC);
+    project.output(&["compile", "spec.pace", "-o", "one"]);
+    project.output(&["compile", "spec.pace", "-o", "two"]);
+    let mut names: Vec<_> = std::fs::read_dir(project.path("one")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert!(names.len() >= 4, "{names:?}");
+    for name in &names {
+        let read = |dir: &str| std::fs::read(project.path(dir).join(name)).unwrap();
+        assert_eq!(read("one"), read("two"), "{name:?}");
+    }
+    assert!(project.output(&["verify", "one"]).contains("sound"));
+    insta::assert_snapshot!(
+        project.output(&["inspect", "one",]).lines().skip(1).take(9).collect::<Vec<_>>().join("\n")
+    );
+    assert_eq!(project.train("one", 5, &[]).losses, project.train("spec.pace", 5, &[]).losses);
+}
+
+#[test]
+fn a_damaged_bundle_is_refused() {
+    let project = Project::new(SPEC);
+    project.output(&["compile", "spec.pace", "-o", "b"]);
+    for entry in std::fs::read_dir(project.path("b")).unwrap() {
+        let path = entry.unwrap().path();
+        let whole = std::fs::read(&path).unwrap();
+        let mut flipped = whole.clone();
+        flipped[whole.len() / 2] ^= 1;
+        for (what, bytes) in [("altered", &flipped[..]), ("truncated", &whole[..whole.len() - 1])] {
+            std::fs::write(&path, bytes).unwrap();
+            let (code, _, stderr) = project.outcome(&["verify", "b"]);
+            assert_eq!(code, Some(3), "{what} {path:?}: {stderr}");
+            assert_eq!(stderr.trim_end().lines().count(), 1, "{stderr}");
+        }
+        std::fs::write(&path, whole).unwrap();
+    }
+    project.output(&["verify", "b"]);
+}
+
+#[test]
+fn every_level_can_be_printed() {
+    let project = Project::new(SPEC);
+    for (level, piece) in [("sched", "sched.call"), ("linalg", "linalg.matmul"), ("llvm", "define")] {
+        let text = project.output(&["compile", "spec.pace", "--emit", level]);
+        assert!(text.contains(piece), "{level}: {}", &text[..text.len().min(500)]);
+    }
+}

@@ -1,0 +1,83 @@
+//! Bits: what must be equal whatever the partition, the order or the fusion.
+
+use crate::harness::Project;
+
+/// Odd sizes; K of a weight gradient spans one panel or several, see `several_panels`.
+const SPEC: &str = "
+model gpt { layers = 4, width = 36, heads = 3, context = 21, vocab = 256 }
+machine { ranks = 1 }
+pipeline { schedule = gpipe, microbatch = 3, accumulate = 4 }
+optimizer = adamw { lr = cosine(3e-3, warmup = 2, total = 12) }
+";
+
+fn losses(project: &Project, sets: &[&str]) -> Vec<u64> {
+    let more: Vec<&str> = sets.iter().flat_map(|s| ["--set", s]).collect();
+    project.train("spec.pace", 12, &more).losses.iter().map(|l| l.to_bits()).collect()
+}
+
+#[test]
+fn synchronous_schedules_agree_on_every_number_of_ranks() {
+    let project = Project::new(SPEC);
+    let reference = losses(&project, &[]);
+    for schedule in ["gpipe", "one_f_one_b"] {
+        for ranks in [1, 2, 4] {
+            let (schedule, ranks) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
+            assert_eq!(losses(&project, &[&schedule, &ranks]), reference, "{schedule} {ranks}");
+        }
+    }
+}
+
+#[test]
+fn asynchronous_runs_repeat_to_the_bit() {
+    let project = Project::new(SPEC);
+    let sets = ["pipeline.schedule=async_1f1b", "machine.ranks=4", "pipeline.accumulate=1"];
+    let first = losses(&project, &sets);
+    assert_eq!(losses(&project, &sets), first);
+    assert_ne!(first, losses(&project, &["pipeline.accumulate=1"]), "the schedule decides the bits");
+}
+
+#[test]
+fn fused_and_unfused_updates_agree() {
+    let project = Project::new(SPEC);
+    for sets in [&[][..], &["pipeline.accumulate=1"], &["pipeline.schedule=async_1f1b", "machine.ranks=2"]] {
+        let unfused: Vec<&str> = sets.iter().copied().chain(["pipeline.fuse=off"]).collect();
+        assert_eq!(losses(&project, sets), losses(&project, &unfused), "{sets:?}");
+    }
+}
+
+/// 11 sequences of 101 tokens: the sum over tokens is longer than one K block.
+#[test]
+fn fused_and_unfused_updates_agree_over_several_panels() {
+    let sets = ["model.context=101", "pipeline.microbatch=11", "model.layers=1", "pipeline.accumulate=2"];
+    let project = Project::new(SPEC);
+    let unfused: Vec<&str> = sets.iter().copied().chain(["pipeline.fuse=off"]).collect();
+    assert_eq!(losses(&project, &sets), losses(&project, &unfused));
+}
+
+#[test]
+fn weights_move_between_partitions() {
+    let project = Project::new(SPEC);
+    let split = ["--set", "machine.ranks=4"];
+    project.train("spec.pace", 3, &[&split[..], &["--save", "four.safetensors"]].concat());
+    project.train("spec.pace", 3, &["--save", "one.safetensors"]);
+    let bytes = |name: &str| std::fs::read(project.path(name)).expect("saved weights");
+    assert_eq!(bytes("four.safetensors"), bytes("one.safetensors"));
+    let again = |more: &[&str]| {
+        let args = [&["--load", "four.safetensors"], more].concat();
+        project.train("spec.pace", 3, &args).losses
+    };
+    let on_one = again(&[]);
+    assert_eq!(on_one, again(&split));
+    assert_ne!(on_one, project.train("spec.pace", 3, &[]).losses, "the weights were loaded");
+}
+
+#[test]
+fn evaluation_changes_no_bit() {
+    let project = Project::new(SPEC);
+    let sets = ["--set", "pipeline.boundary=4", "--set", "pipeline.schedule=async_1f1b", "--set", "machine.ranks=4"];
+    let without = project.train("spec.pace", 8, &sets).losses;
+    let held = crate::harness::licence();
+    let with = project.train("spec.pace", 8, &[&sets[..], &["--eval", held.to_str().unwrap()]].concat());
+    assert_eq!(with.losses, without);
+    assert!(with.summary["eval_loss_last"].as_f64() < with.summary["eval_loss_first"].as_f64());
+}

@@ -1,0 +1,64 @@
+//! Memory: what `check` prints is what the runtime allocates.
+
+use crate::harness::Project;
+use serde_json::Value;
+
+const SPEC: &str = "
+model gpt { layers = 3, width = 40, heads = 4, context = 23, vocab = 256 }
+machine { ranks = 3 }
+pipeline { schedule = async_1f1b, microbatch = 2, accumulate = 2 }
+optimizer = adamw { lr = 1e-3 }
+";
+
+fn checked(project: &Project, sets: &[&str]) -> Value {
+    let args: Vec<&str> = ["check", "spec.pace", "--format", "json"].iter().chain(sets).copied().collect();
+    serde_json::from_str(&project.output(&args)).expect("JSON")
+}
+
+#[test]
+fn the_arena_has_the_size_that_check_prints() {
+    let project = Project::new(SPEC);
+    for sets in [&[][..], &["--set", "pipeline.accumulate=1"], &["--set", "pipeline.schedule=gpipe"]] {
+        let report = checked(&project, sets);
+        let trained = project.train("spec.pace", 4, sets);
+        for (rank, computed) in report["ranks"].as_array().unwrap().iter().enumerate() {
+            let total = computed["memory"]["total"].as_u64();
+            assert_eq!(trained.summary["ranks"][rank]["allocated_bytes"].as_u64(), total, "rank {rank} {sets:?}");
+            let parts = computed["memory"].as_object().unwrap().iter().filter(|(k, _)| *k != "total");
+            assert_eq!(Some(parts.map(|(_, v)| v.as_u64().unwrap()).sum()), total, "the parts add up");
+        }
+        let drift = |s: &Value| s["drift"]["max"].as_u64();
+        for (stage, proved) in report["stages"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(trained.summary["stages"][stage]["drift_max_seen"].as_u64(), drift(proved), "{sets:?}");
+        }
+    }
+}
+
+#[test]
+fn one_micro_batch_an_update_needs_no_gradient_buffer() {
+    let project = Project::new(SPEC);
+    for (sets, none) in [
+        (&["--set", "pipeline.accumulate=1"][..], true),
+        (&["--set", "pipeline.accumulate=1", "--set", "pipeline.fuse=off"], false),
+        (&[], false),
+    ] {
+        let report = checked(&project, sets);
+        for rank in report["ranks"].as_array().unwrap() {
+            assert_eq!(rank["memory"]["gradients"] == 0, none, "{sets:?}");
+        }
+    }
+}
+
+/// 1F1B holds as many micro-batches as ranks lie behind, however many an update has.
+#[test]
+fn peak_memory_of_1f1b_does_not_depend_on_the_micro_batches() {
+    let project = Project::new(SPEC);
+    let total = |accumulate: u32, schedule: &str| {
+        let (k, s) = (format!("pipeline.accumulate={accumulate}"), format!("pipeline.schedule={schedule}"));
+        let report = checked(&project, &["--set", &k, "--set", &s]);
+        report["ranks"].as_array().unwrap().iter().map(|r| r["memory"]["total"].as_u64().unwrap()).max()
+    };
+    assert_eq!(total(8, "one_f_one_b"), total(32, "one_f_one_b"));
+    assert_eq!(total(8, "async_1f1b"), total(32, "async_1f1b"));
+    assert!(total(8, "gpipe") < total(32, "gpipe"));
+}
