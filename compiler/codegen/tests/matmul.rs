@@ -136,6 +136,8 @@ fn every_form_is_right_in_several_blocks_of_k() {
             check(in_blocks(matmul((130, 70, 300), form, epilogue), 128, cpu), cpu);
         }
         check(plan_kernel(KernelOp::MatMul(matmul((9, 20, 2500), Form::NT, Epilogue::Store)), cpu), cpu);
+        // A single tile: the blocks share the memory of their panels.
+        check(in_blocks(matmul((1, 7, 100), Form::TN, Epilogue::Bias), 24, cpu), cpu);
     }
 }
 

@@ -70,16 +70,28 @@ impl Blocking {
     }
 
     /// Bytes of the packed panels, each rounded up to 64.
+    ///
+    /// Panels of equal size share memory where they are packed right before the only loop that reads them, that is, where no other
+    /// loop lies between.
     pub fn packed_bytes(&self, tiles: &Tiles) -> u64 {
-        let panel = |packed: bool, extent: u32, len: u32| {
-            let elements = u64::from(extent) * u64::from(len.next_multiple_of(tiles.kr));
-            if packed { (4 * elements).next_multiple_of(64) } else { 0 }
+        let a_shares = !self.row_tiles && !self.column_tiles;
+        let b_shares = a_shares && !self.row_panels;
+        let lens = |packs: fn(&Self, &KBlock) -> bool| {
+            self.k_blocks
+                .iter()
+                .filter(move |block| packs(self, block))
+                .map(|block| block.len.next_multiple_of(tiles.kr))
         };
-        self.k_blocks
-            .iter()
-            .map(|block| {
-                panel(self.packs_a(block), self.mc, block.len) + panel(self.packs_b(block), self.nc, block.len)
-            })
-            .sum()
+        panels(lens(Self::packs_a), self.mc, a_shares) + panels(lens(Self::packs_b), self.nc, b_shares)
     }
+}
+
+/// Bytes of panels of `extent` rows or columns.
+fn panels(lens: impl Iterator<Item = u32>, extent: u32, shared: bool) -> u64 {
+    let mut lens = lens.collect::<Vec<_>>();
+    if shared {
+        // Ascending blocks: equal ones are neighbours.
+        lens.dedup();
+    }
+    lens.into_iter().map(|len| (4 * u64::from(extent) * u64::from(len)).next_multiple_of(64)).sum()
 }
