@@ -74,7 +74,14 @@ fn weights_move_between_partitions() {
 #[test]
 fn evaluation_changes_no_bit() {
     let project = Project::new(SPEC);
-    let sets = ["--set", "pipeline.boundary=4", "--set", "pipeline.schedule=async_1f1b", "--set", "machine.ranks=4"];
+    let sets = [
+        "--set",
+        "pipeline.boundary=every 4 updates",
+        "--set",
+        "pipeline.schedule=async_1f1b",
+        "--set",
+        "machine.ranks=4",
+    ];
     let without = project.train("spec.pace", 8, &sets).losses;
     let held = crate::harness::licence();
     let with = project.train("spec.pace", 8, &[&sets[..], &["--eval", held.to_str().unwrap()]].concat());

@@ -7,7 +7,7 @@ use artifact::bundle::Bundle;
 use artifact::program::{Call, Manifest, Stage};
 
 pub fn run(args: &BundleArg) -> Result<(), Failure> {
-    let bundle = runtime::bundle_dir::read(&args.bundle).map_err(|e| Failure::Outside(e.to_string()))?;
+    let bundle = super::read_bundle(&args.bundle)?;
     let manifest = &bundle.manifest;
     println!(
         "{}: compiled from {} for {} by LLVM {}",

@@ -12,6 +12,8 @@ mod verify;
 
 use crate::cli::Command;
 use crate::failure::Failure;
+use artifact::bundle::Bundle;
+use std::path::Path;
 
 /// Runs one subcommand.
 pub fn run(command: Command) -> Result<(), Failure> {
@@ -25,6 +27,11 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Run(args) => run::run(&args),
         Command::Explain { code } => explain::run(&code),
     }
+}
+
+/// Reads and verifies the bundle in a directory.
+fn read_bundle(dir: &Path) -> Result<Bundle, Failure> {
+    runtime::bundle_dir::read(dir).map_err(|e| Failure::Outside(format!("{}: {e}", dir.display())))
 }
 
 #[cfg(feature = "codegen")]

@@ -36,7 +36,7 @@ fn bundle(args: &Run) -> Result<Bundle, Failure> {
             let text = "--set and --cpu change a spec; a bundle is compiled already: give the .pace file instead";
             return Err(Failure::Usage(text.to_owned()));
         }
-        return runtime::bundle_dir::read(path).map_err(|e| Failure::Outside(e.to_string()));
+        return super::read_bundle(path);
     }
     compiled(args)
 }

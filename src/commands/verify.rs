@@ -4,7 +4,7 @@ use crate::cli::BundleArg;
 use crate::failure::Failure;
 
 pub fn run(args: &BundleArg) -> Result<(), Failure> {
-    let bundle = runtime::bundle_dir::read(&args.bundle).map_err(|e| Failure::Outside(e.to_string()))?;
+    let bundle = super::read_bundle(&args.bundle)?;
     let manifest = &bundle.manifest;
     println!(
         "{}: sound: {} stages on {} ranks, compiled for {} by LLVM {}; checksums, memory map and instruction streams verified",
