@@ -1,5 +1,6 @@
 //! How a subcommand ends when it does not succeed, and the exit status that says so.
 
+use crate::output;
 use std::fmt::Display;
 use std::path::Path;
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ impl Failure {
     pub fn print(&self) {
         match self {
             Failure::Refused => {}
-            Failure::Usage(text) | Failure::Outside(text) => eprintln!("error: {text}"),
+            Failure::Usage(text) | Failure::Outside(text) => output::say(&format!("error: {text}")),
         }
     }
 

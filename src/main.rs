@@ -6,6 +6,7 @@ mod cli;
 mod commands;
 mod driver;
 mod failure;
+mod output;
 mod picture;
 mod render;
 mod report;

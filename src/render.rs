@@ -1,5 +1,6 @@
 //! Diagnostics drawn under their source lines.
 
+use crate::output;
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use dsl::diag::{Diagnostic, Label, Severity};
 use std::io::IsTerminal;
@@ -18,10 +19,10 @@ const SHOWN_MAX: usize = 12;
 pub fn print(source: &Source, diagnostics: &[Diagnostic]) {
     let styled = std::io::stderr().is_terminal();
     for diagnostic in diagnostics.iter().take(SHOWN_MAX) {
-        eprintln!("{}\n", render(source, diagnostic, styled));
+        output::say(&format!("{}\n", render(source, diagnostic, styled)));
     }
     if diagnostics.len() > SHOWN_MAX {
-        eprintln!("… and {} more", diagnostics.len() - SHOWN_MAX);
+        output::say(&format!("… and {} more", diagnostics.len() - SHOWN_MAX));
     }
 }
 

@@ -146,6 +146,22 @@ fn a_damaged_bundle_is_refused() {
     project.output(&["verify", "b"]);
 }
 
+/// `paceline … | head`: the reader is gone before everything is written.
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let project = Project::new(SPEC);
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_paceline"))
+        .current_dir(project.path("."))
+        .args(["compile", "spec.pace", "--emit", "sched"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    drop(child.stdout.take());
+    let out = child.wait_with_output().expect("the program ends");
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
 #[test]
 fn every_level_can_be_printed() {
     let project = Project::new(SPEC);

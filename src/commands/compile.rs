@@ -4,6 +4,7 @@ use crate::bundle;
 use crate::cli::{Compile, Emit};
 use crate::driver::{self, Analysed};
 use crate::failure::Failure;
+use crate::output;
 use crate::report::bytes;
 use model::build::Build;
 use std::path::Path;
@@ -24,15 +25,14 @@ pub fn run(args: &Compile) -> Result<(), Failure> {
     let made = bundle::make(&source, &args.spec, &analysed)?;
     runtime::bundle_dir::write(output, &made).map_err(|e| Failure::file("write", output, e))?;
     let code: usize = made.images.iter().map(|i| i.code.len()).sum();
-    println!(
-        "{}: {} stages, {} kernels, {} of code for {}",
+    output::write(&format!(
+        "{}: {} stages, {} kernels, {} of code for {}\n",
         output.display(),
         made.images.len(),
         made.manifest.kernels.len(),
         bytes(code as u64),
         made.manifest.cpu
-    );
-    Ok(())
+    ))
 }
 
 /// Why a spec without a model can't become code.
@@ -55,14 +55,6 @@ fn emit(analysed: &Analysed, build: &Build, level: Emit) -> Result<String, Failu
 fn write_text(text: &str, output: Option<&Path>) -> Result<(), Failure> {
     match output {
         Some(path) => std::fs::write(path, text).map_err(|e| Failure::file("write", path, e)),
-        None => {
-            use std::io::Write;
-            match std::io::stdout().write_all(text.as_bytes()) {
-                Err(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
-                    Err(Failure::Outside(format!("cannot write to standard output: {e}")))
-                }
-                _ => Ok(()),
-            }
-        }
+        None => output::write(text),
     }
 }

@@ -2,36 +2,42 @@
 
 use crate::cli::BundleArg;
 use crate::failure::Failure;
+use crate::output;
 use crate::report::bytes;
 use artifact::bundle::Bundle;
 use artifact::program::{Call, Manifest, Stage};
+use std::fmt::Write;
 
 pub fn run(args: &BundleArg) -> Result<(), Failure> {
     let bundle = super::read_bundle(&args.bundle)?;
     let manifest = &bundle.manifest;
-    println!(
+    let mut out = String::new();
+    let _ = writeln!(
+        out,
         "{}: compiled from {} for {} by LLVM {}",
         args.bundle.display(),
         manifest.source_name,
         manifest.cpu,
         manifest.llvm
     );
-    println!(
+    let _ = writeln!(
+        out,
         "data: {} sequences of {} tokens a micro-batch, {} micro-batches an update, vocabulary {}",
         manifest.data.microbatch, manifest.data.context, manifest.program.accumulate, manifest.data.vocab
     );
-    stages(&bundle);
-    ranks(manifest);
-    kernels(manifest);
-    Ok(())
+    stages(&mut out, &bundle);
+    ranks(&mut out, manifest);
+    kernels(&mut out, manifest);
+    output::write(&out)
 }
 
-fn stages(bundle: &Bundle) {
-    println!("\nstage  rank  parameters  drift  delay  calls of F  calls of B, last  code");
+fn stages(out: &mut String, bundle: &Bundle) {
+    let _ = writeln!(out, "\nstage  rank  parameters  drift  delay  calls of F  calls of B, last  code");
     for (index, stage) in bundle.manifest.stages.iter().enumerate() {
         let parameters: u64 = stage.params.iter().map(|p| p.shape.iter().product::<u64>()).sum();
         let last = stage.bodies.b.iter().chain(&stage.bodies.w).rfind(|body| !body.is_empty()).map_or(0, Vec::len);
-        println!(
+        let _ = writeln!(
+            out,
             "{:>5}  {:>4}  {parameters:>10}  {:>5}  {:>5}  {:>10}  {last:>16}  {}",
             stage.stage,
             stage.rank,
@@ -43,10 +49,11 @@ fn stages(bundle: &Bundle) {
     }
 }
 
-fn ranks(manifest: &Manifest) {
-    println!("\nrank  memory (bytes)  predicted bubble  instructions a period");
+fn ranks(out: &mut String, manifest: &Manifest) {
+    let _ = writeln!(out, "\nrank  memory (bytes)  predicted bubble  instructions a period");
     for (rank, memory) in manifest.memory.iter().enumerate() {
-        println!(
+        let _ = writeln!(
+            out,
             "{rank:>4}  {:>14}  {:>15.1}%  {:>21}",
             memory.total,
             manifest.proved.bubble[rank] * 100.0,
@@ -55,11 +62,11 @@ fn ranks(manifest: &Manifest) {
     }
 }
 
-fn kernels(manifest: &Manifest) {
-    println!("\ncalls  scratch     kernel");
+fn kernels(out: &mut String, manifest: &Manifest) {
+    let _ = writeln!(out, "\ncalls  scratch     kernel");
     for (index, kernel) in manifest.kernels.iter().enumerate() {
         let calls: usize = manifest.stages.iter().map(|s| calls_of(s, index as u32)).sum();
-        println!("{calls:>5}  {:>10}  {}", bytes(kernel.scratch_bytes), kernel.name);
+        let _ = writeln!(out, "{calls:>5}  {:>10}  {}", bytes(kernel.scratch_bytes), kernel.name);
     }
 }
 

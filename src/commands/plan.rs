@@ -3,9 +3,9 @@
 use crate::cli::Plan;
 use crate::driver;
 use crate::failure::Failure;
+use crate::output;
 
 pub fn run(args: &Plan) -> Result<(), Failure> {
     let analysed = driver::accepted(&args.spec)?.1;
-    print!("{}", plan::grid::grid(&analysed.program, &analysed.costs));
-    Ok(())
+    output::write(&plan::grid::grid(&analysed.program, &analysed.costs))
 }

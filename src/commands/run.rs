@@ -2,6 +2,7 @@
 
 use crate::cli::Run;
 use crate::failure::Failure;
+use crate::output;
 use crate::report::percent;
 use artifact::bundle::Bundle;
 use artifact::program::{LearningRate, Manifest};
@@ -17,8 +18,7 @@ pub fn run(args: &Run) -> Result<(), Failure> {
         observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
     }
     let summary = runtime::run(&bundle, &options, &mut observers).map_err(failure)?;
-    print!("{}", closing(&summary));
-    Ok(())
+    output::write(&closing(&summary))
 }
 
 fn failure(error: RunError) -> Failure {
