@@ -8,8 +8,8 @@ use artifact::bundle::Bundle;
 use artifact::program::{DataShape, LearningRate, Manifest, Optimizer, Proved};
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Compiles all kernels and assembles the bundle. The spec has a model.
-pub fn make(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Result<Bundle, Failure> {
+/// Compiles all kernels and assembles the bundle of a [`manifest`].
+pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> {
     let build = analysed.build.as_ref().expect("the caller checked that there is a model");
     let bar = ProgressBar::new(build.kernels.len() as u64).with_style(
         ProgressStyle::with_template("compiling kernels {wide_bar} {pos}/{len}").expect("a valid template"),
@@ -18,14 +18,15 @@ pub fn make(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Result<Bun
         codegen::compile(&build.kernels, &build.stages, analysed.cpu, &|done, _| bar.set_position(done as u64))
             .map_err(|e| Failure::Outside(e.to_string()));
     bar.finish_and_clear();
-    let bundle = Bundle { manifest: manifest(source, args, analysed), images: images? };
+    let bundle = Bundle { manifest, images: images? };
     bundle.check().map_err(|e| {
         Failure::Outside(format!("internal error, please report: the bundle just made is not sound: {e}"))
     })?;
     Ok(bundle)
 }
 
-fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manifest {
+/// What is proved and planned, as the bundle holds it. The spec has a model.
+pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manifest {
     let spec = &analysed.spec;
     let build = analysed.build.as_ref().expect("the caller checked that there is a model");
     let model = spec.model.as_ref().expect("a build has a model");

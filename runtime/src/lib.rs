@@ -1,7 +1,7 @@
 //! Runs compiled pipelines on this machine's CPU cores: a thread per rank, one allocation per rank, one loop over the
 //! instructions.
 //!
-//! [`run()`] takes a [`artifact::bundle::Bundle`] and [`RunOptions`], tells an [`Observer`] what happens, and gives a [`Summary`].
+//! [`run()`] takes a [`artifact::bundle::Bundle`], [`RunOptions`] and the [`Inputs`] read for them, tells an [`Observer`] what happens, and gives a [`Summary`].
 //! Neither the compiler nor LLVM is needed here.
 
 mod arena;
@@ -32,4 +32,4 @@ pub use control::StopFlag;
 pub use error::RunError;
 pub use map::{KernelFn, Kernels};
 pub use observe::{Observer, Summary};
-pub use run::{RunOptions, run, run_with_kernels};
+pub use run::{Inputs, RunOptions, run, run_with_kernels};

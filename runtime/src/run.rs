@@ -42,18 +42,46 @@ pub struct RunOptions {
     pub stop: StopFlag,
 }
 
-/// Trains a bundle's model on this machine.
+/// What a run reads before it begins: everything about a request that can be wrong without the machine code.
+pub struct Inputs {
+    data: Data,
+    /// Weights to start from.
+    start: Option<Weights>,
+}
+
+impl Inputs {
+    /// Reads data and weights, and asks whether there is a place for those to save.
+    ///
+    /// # Errors
+    /// A number of updates that no run makes; a file that can't be read, or whose content doesn't fit the model.
+    pub fn read(manifest: &Manifest, options: &RunOptions) -> Result<Inputs, RunError> {
+        if !(1..=UPDATES_MAX).contains(&options.updates) {
+            return Err(RunError::Usage(format!("a run makes 1 to {UPDATES_MAX} updates, not {}", options.updates)));
+        }
+        options.save.as_deref().map_or(Ok(()), weights::check_place)?;
+        let data = Data::read(&options.data, &options.eval, options.holdout, manifest.data)?;
+        let start = options.load.as_deref().map(|path| Weights::read(path, manifest)).transpose()?;
+        Ok(Inputs { data, start })
+    }
+}
+
+/// Trains a bundle's model on this machine. `inputs` were read for its manifest and the same options.
 ///
 /// # Errors
 /// See [`RunError`]; its `exit_status` is the process's.
-pub fn run(bundle: &Bundle, options: &RunOptions, observer: &mut dyn Observer) -> Result<Summary, RunError> {
+pub fn run(
+    bundle: &Bundle,
+    inputs: &Inputs,
+    options: &RunOptions,
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
     cpu::check(&bundle.manifest.cpu)?;
     bundle.check()?;
     let kernels = Kernels::map(bundle)?;
-    execute(&bundle.manifest, &kernels, options, observer)
+    execute(&bundle.manifest, &kernels, inputs, options, observer)
 }
 
-/// As [`run`], with kernels that are given instead of mapped.
+/// As [`run`], with kernels that are given instead of mapped, and inputs as the options say.
 ///
 /// # Errors
 /// See [`RunError`].
@@ -64,27 +92,22 @@ pub fn run_with_kernels(
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
     check_manifest(manifest)?;
-    execute(manifest, kernels, options, observer)
+    execute(manifest, kernels, &Inputs::read(manifest, options)?, options, observer)
 }
 
 fn execute(
     manifest: &Manifest,
     kernels: &Kernels,
+    inputs: &Inputs,
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    if !(1..=UPDATES_MAX).contains(&options.updates) {
-        return Err(RunError::Usage(format!("a run makes 1 to {UPDATES_MAX} updates, not {}", options.updates)));
-    }
-    options.save.as_deref().map_or(Ok(()), weights::check_place)?;
-    let data = Data::read(&options.data, &options.eval, options.holdout, manifest.data)?;
-    let start = options.load.as_deref().map(|path| Weights::read(path, manifest)).transpose()?;
-    let ranks = ranks(manifest, options.seed, start.as_ref())?;
+    let ranks = ranks(manifest, options.seed, inputs.start.as_ref())?;
     let pipeline = Pipeline::new(manifest, kernels, ranks, &options.stop);
-    let mut training = Training::new(pipeline, &data, options, observer);
+    let mut training = Training::new(pipeline, &inputs.data, options, observer);
     training.run()?;
     let summary = training.summary();
-    let steps = start.map_or(0, |w| w.step) + summary.updates;
+    let steps = inputs.start.as_ref().map_or(0, |w| w.step) + summary.updates;
     if let Some(path) = &options.save {
         weights::save(path, manifest, &training.pipeline.ranks, steps)?;
     }

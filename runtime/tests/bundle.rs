@@ -204,7 +204,11 @@ fn a_bundle_for_another_cpu_is_refused() {
     let mut bundle = bundle();
     bundle.manifest.cpu = "x86-64-v9".into();
     let place = toy::Place::new();
-    let error = runtime::run(&bundle, &place.options(1), &mut ()).unwrap_err();
+    let error = {
+        let options = place.options(1);
+        let inputs = runtime::Inputs::read(&bundle.manifest, &options).unwrap();
+        runtime::run(&bundle, &inputs, &options, &mut ()).unwrap_err()
+    };
     let text = error.to_string();
     assert!(
         text.starts_with("the bundle was compiled for `x86-64-v9`, which is not known to this program; "),

@@ -8,16 +8,15 @@ use artifact::bundle::Bundle;
 use artifact::program::{LearningRate, Manifest};
 use runtime::metrics::Metrics;
 use runtime::progress::Progress;
-use runtime::{Observer, RunError, RunOptions, StopFlag, Summary};
+use runtime::{Inputs, Observer, RunError, RunOptions, StopFlag, Summary};
 
 pub fn run(args: &Run) -> Result<(), Failure> {
-    let bundle = bundle(args)?;
-    let options = options(args, &bundle.manifest)?;
+    let (bundle, inputs, options) = prepare(args)?;
     let mut observers: Vec<Box<dyn Observer>> = vec![Box::new(Progress::stderr())];
     if let Some(path) = &args.metrics {
         observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
     }
-    let summary = runtime::run(&bundle, &options, &mut observers).map_err(failure)?;
+    let summary = runtime::run(&bundle, &inputs, &options, &mut observers).map_err(failure)?;
     output::write(&closing(&summary))
 }
 
@@ -28,30 +27,37 @@ fn failure(error: RunError) -> Failure {
     }
 }
 
-/// Reads a bundle, or makes one from a spec.
-fn bundle(args: &Run) -> Result<Bundle, Failure> {
+/// Reads a bundle, or makes one from a spec. What the run reads comes before the code is generated: a wrong request
+/// is told at once.
+fn prepare(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
     let path = &args.spec.file;
-    if path.is_dir() {
-        if !args.spec.sets.is_empty() || args.spec.cpu.is_some() {
-            let text = "--set and --cpu change a spec; a bundle is compiled already: give the .pace file instead";
-            return Err(Failure::Usage(text.to_owned()));
-        }
-        return super::read_bundle(path);
+    if !path.is_dir() {
+        return compiled(args);
     }
-    compiled(args)
+    if !args.spec.sets.is_empty() || args.spec.cpu.is_some() {
+        let text = "--set and --cpu change a spec; a bundle is compiled already: give the .pace file instead";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let bundle = super::read_bundle(path)?;
+    let options = options(args, &bundle.manifest)?;
+    let inputs = Inputs::read(&bundle.manifest, &options).map_err(failure)?;
+    Ok((bundle, inputs, options))
 }
 
 #[cfg(feature = "codegen")]
-fn compiled(args: &Run) -> Result<Bundle, Failure> {
+fn compiled(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
     let (source, analysed) = crate::driver::accepted(&args.spec)?;
     if analysed.build.is_none() {
         return Err(super::compile::no_model(&args.spec.file));
     }
-    crate::bundle::make(&source, &args.spec, &analysed)
+    let manifest = crate::bundle::manifest(&source, &args.spec, &analysed);
+    let options = options(args, &manifest)?;
+    let inputs = Inputs::read(&manifest, &options).map_err(failure)?;
+    Ok((crate::bundle::make(manifest, &analysed)?, inputs, options))
 }
 
 #[cfg(not(feature = "codegen"))]
-fn compiled(_: &Run) -> Result<Bundle, Failure> {
+fn compiled(_: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
     Err(super::no_codegen())
 }
 
