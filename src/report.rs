@@ -112,7 +112,9 @@ fn memory_table(out: &mut String, analysed: &Analysed) {
     let Some(build) = &analysed.build else { return };
     let _ = writeln!(
         out,
-        "rank      memory (bytes)     weights   optimizer   gradients       stash  activations  communication  workspace"
+        "rank      memory (bytes)     weights   optimizer   gradients       stash  activations  communication  workspace  \
+         ({})",
+        analysed.cpu.name()
     );
     for (rank, m) in build.memory.iter().enumerate() {
         let _ = writeln!(
