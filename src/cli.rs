@@ -15,9 +15,11 @@ pub struct Cli {
 pub enum Command {
     /// Prove a spec's properties: deadlock freedom, drift, memory, bubble
     Check(Check),
+    /// Try every library schedule on a spec: bubble, memory, drift, delay, or why not
+    Compare(Compare),
     /// Print the instruction grid
     Plan(Plan),
-    /// Draw the schedule as an SVG picture
+    /// Draw the schedule: a picture (.svg), a page (.html), or a trace for Perfetto (.json)
     Timeline(Timeline),
     /// Compile a spec to a bundle
     Compile(Compile),
@@ -62,6 +64,14 @@ pub enum Format {
 }
 
 #[derive(Args)]
+pub struct Compare {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+#[derive(Args)]
 pub struct Plan {
     #[command(flatten)]
     pub spec: SpecArgs,
@@ -71,9 +81,12 @@ pub struct Plan {
 pub struct Timeline {
     #[command(flatten)]
     pub spec: SpecArgs,
-    /// File to write: .svg
+    /// File to write: .svg, .html or .json
     #[arg(short, long)]
     pub output: PathBuf,
+    /// A second schedule to put beside the file's own (.html, .json)
+    #[arg(long, value_name = "SCHEDULE")]
+    pub with: Option<String>,
     /// Updates to draw (default: enough to show the steady state)
     #[arg(long, value_name = "N")]
     pub updates: Option<u64>,
