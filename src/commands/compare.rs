@@ -4,7 +4,7 @@ use crate::cli::{Compare, Format};
 use crate::comparison::{self, Row};
 use crate::driver;
 use crate::failure::Failure;
-use crate::render;
+use crate::{output, render};
 
 pub fn run(args: &Compare) -> Result<(), Failure> {
     let source = driver::read(&args.spec)?;
@@ -27,8 +27,8 @@ pub fn run(args: &Compare) -> Result<(), Failure> {
         .collect();
     comparison::sort(&mut rows);
     match args.format {
-        Format::Text => print!("{}", comparison::text(&source.name, &spec, &rows)),
-        Format::Json => println!("{}", comparison::json(&source.name, &spec, &rows)),
+        Format::Text => output::write(&comparison::text(&source.name, &spec, &rows))?,
+        Format::Json => output::write(&(comparison::json(&source.name, &spec, &rows) + "\n"))?,
     }
     if rows.iter().any(Row::fits) { Ok(()) } else { Err(Failure::Refused) }
 }

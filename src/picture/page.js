@@ -61,6 +61,9 @@
     return value + " B";
   }
 
+  // Memory of a rank is drawn on one scale in all scenes.
+  const most = (rank) => Math.max(...scenes.map((s) => (s.lanes[rank] ? s.lanes[rank].memory.limit : 0)));
+
   const percent = (x) => (100 * x).toFixed(1) + " %";
   const updates = (n) => n + (n === 1 ? " update" : " updates");
 
@@ -148,7 +151,7 @@
     scene.lanes.forEach((lane, rank) => {
       c.fillStyle = colour.lane;
       c.fillRect(GUTTER, rank * g.pitch + g.arc, width(canvas), g.bar);
-      if (view.memory) memory(c, canvas, lane.memory, rank * g.pitch + g.arc + g.bar + 2, g.memory - 2);
+      if (view.memory) memory(c, canvas, lane.memory, most(rank), rank * g.pitch + g.arc + g.bar + 2, g.memory - 2);
       drawn += actions(c, canvas, scene, rank, g);
     });
     if (view.path) path(c, canvas, scene, g);
@@ -207,18 +210,30 @@
     c.stroke();
   }
 
-  // Neighbouring lines run at different heights; a thick one stands for more than one update.
+  // Neighbouring lines run at different heights; a thick one stands for more than one update. Where they are many, their
+  // ends and their run get fainter, and that of the micro-batch pointed at does not.
   function drift(c, canvas, list, y, height) {
     c.strokeStyle = c.fillStyle = colour.drift;
-    list.forEach(({ f, b }, i) => {
-      if (b.end < view.from || f.start > view.to) return;
+    const visible = list.filter(({ f, b }) => b.end >= view.from && f.start <= view.to);
+    const length = visible.reduce((sum, { f, b }) => sum + Math.min(b.end, view.to) - Math.max(f.start, view.from), 0);
+    const ends = visible.filter(({ f, b }) => f.start >= view.from || b.end <= view.to).length;
+    const clear = Math.min(Math.max(width(canvas) / ends / 14, 0.1), 1);
+    const run = Math.min(clear, Math.max((6 * (view.to - view.from)) / length, 0.02));
+    visible.forEach(({ f, b }) => {
       const x0 = toX(canvas, (f.start + f.end) / 2), x1 = toX(canvas, (b.start + b.end) / 2);
-      const top = y - height + 3 + 4 * (i % 3), bend = Math.min(8, (x1 - x0) / 3);
-      c.lineWidth = b.drift > 1 ? 2.4 : 1.2;
+      const top = y - height + 3 + 4 * (b.mb % 3), bend = Math.min(8, (x1 - x0) / 3);
+      const pointed = hovered && hovered.action && (hovered.action === f || hovered.action === b);
+      c.lineWidth = pointed ? 3 : b.drift > 1 ? 2.4 : 1.2;
+      c.globalAlpha = pointed ? 1 : run;
+      c.beginPath();
+      c.moveTo(x0 + bend, top);
+      c.lineTo(x1 - bend, top);
+      c.stroke();
+      c.globalAlpha = pointed ? 1 : clear;
       c.beginPath();
       c.moveTo(x0, y + 1);
       c.quadraticCurveTo(x0, top, x0 + bend, top);
-      c.lineTo(x1 - bend, top);
+      c.moveTo(x1 - bend, top);
       c.quadraticCurveTo(x1, top, x1, y - 2);
       c.stroke();
       c.beginPath();
@@ -227,17 +242,19 @@
       c.lineTo(x1 + 3, y - 4);
       c.fill();
     });
+    c.globalAlpha = 1;
   }
 
-  function memory(c, canvas, curve, y, height) {
+  function memory(c, canvas, curve, most, y, height) {
     const right = GUTTER + width(canvas);
-    const inside = (x) => Math.min(Math.max(x, GUTTER), right);
-    const level = (value) => y + height - (curve.limit > 0 ? (value / curve.limit) * (height - 3) : 0);
+    const level = (value) => y + height - (most > 0 ? (value / most) * (height - 3) : 0);
     const line = new Path2D();
-    let at = level(curve.points[0][1]);
+    let next = curve.points.findIndex(([t]) => t > view.from);
+    if (next < 0) next = curve.points.length;
+    let at = level(curve.points[Math.max(next - 1, 0)][1]);
     line.moveTo(GUTTER, at);
-    for (const [t, value] of curve.points) {
-      const x = inside(toX(canvas, t));
+    for (; next < curve.points.length && curve.points[next][0] <= view.to; next++) {
+      const [t, value] = curve.points[next], x = toX(canvas, t);
       line.lineTo(x, at);
       at = level(value);
       line.lineTo(x, at);
