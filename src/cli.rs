@@ -49,6 +49,15 @@ pub struct SpecArgs {
     pub cpu: Option<String>,
 }
 
+impl SpecArgs {
+    /// With another schedule in the place of the file's own; everything else stays.
+    pub fn with_schedule(&self, name: &str) -> SpecArgs {
+        let mut args = self.clone();
+        args.sets.push(format!("pipeline.schedule={name}"));
+        args
+    }
+}
+
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]

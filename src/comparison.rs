@@ -63,7 +63,7 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn new(schedule: String, given: bool, analysed: Option<&Analysed>, found: &[Diagnostic]) -> Row {
+    pub fn new(schedule: &str, given: bool, analysed: Option<&Analysed>, found: &[Diagnostic]) -> Row {
         let figures = analysed.and_then(Figures::new);
         let error = found.iter().find(|d| d.is_error());
         let verdict = match (&figures, error) {
@@ -72,7 +72,7 @@ impl Row {
             (None, _) => Verdict::Refused,
         };
         let (code, reason) = error.map(|d| (d.code, d.message.clone())).unzip();
-        Row { schedule, given, verdict, figures, code, reason }
+        Row { schedule: schedule.to_owned(), given, verdict, figures, code, reason }
     }
 
     pub fn fits(&self) -> bool {

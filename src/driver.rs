@@ -6,7 +6,6 @@ use crate::render::{self, Source};
 use artifact::stream::Program;
 use dsl::Set;
 use dsl::diag::Diagnostic;
-use dsl::schedule::Schedule;
 use dsl::spec::{Layer, Spec};
 use model::build::{Build, Input};
 use model::dims::Dims;
@@ -54,19 +53,10 @@ pub fn read(args: &SpecArgs) -> Result<Source, Failure> {
 /// plan exists, even if a bound is missed.
 pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Vec<Diagnostic>), Failure> {
     let cpu = cpu_class(args.cpu.as_deref())?;
-    let (spec, mut found) = dsl::load(&source.text, &sets(args));
+    let sets = sets(args);
+    let (spec, mut found) = dsl::load(&source.text, &sets);
     let analysed = spec.and_then(|spec| passes(spec, cpu, &mut found));
     Ok((analysed, found))
-}
-
-/// [`analyse`] of a spec that is resolved already, with another schedule in the place of its own. Bounds, costs and
-/// everything else stay.
-pub fn analyse_with(spec: &Spec, schedule: Schedule, cpu: CpuClass) -> (Option<Analysed>, Vec<Diagnostic>) {
-    let mut spec = spec.clone();
-    spec.pipeline.schedule.value.clone_from(&schedule.name);
-    spec.schedule = schedule;
-    let mut found = Vec::new();
-    (passes(spec, cpu, &mut found), found)
 }
 
 /// The overrides of the command line.
@@ -145,7 +135,7 @@ fn build(
 }
 
 /// The class named by `--cpu`, else this machine's.
-pub fn cpu_class(name: Option<&str>) -> Result<CpuClass, Failure> {
+fn cpu_class(name: Option<&str>) -> Result<CpuClass, Failure> {
     let known = || CpuClass::ALL.map(CpuClass::name).join(", ");
     match name {
         Some(name) => CpuClass::from_name(name)

@@ -166,14 +166,19 @@
     const lane = scene.byLane[rank], y = rank * g.pitch + g.arc;
     c.font = "11px system-ui, sans-serif";
     c.textAlign = "center";
-    const later = [];
+    const made = [];
     let drawn = 0;
     for (let i = firstVisible(lane, view.from); i < lane.length && lane[i].start <= view.to; i++) {
       const action = lane[i], x = toX(canvas, action.start), w = toX(canvas, action.end) - x;
       drawn++;
-      if (action.op === "U") { later.push([x + w / 2, Math.max(w, 3)]); continue; }
+      if (action.op === "U") { made.push([x + w / 2, Math.max(w, 3)]); continue; }
       c.fillStyle = colour[{ F: "f", B: "b", I: "b", W: "w" }[action.op]];
       c.fillRect(x, y + 1, Math.max(w - 1, 0.6), g.bar - 2);
+      const later = scene.lanes[rank].stages.indexOf(action.stage);
+      if (later > 0) { // of several stages on a rank, the later ones are darker
+        c.fillStyle = "rgb(0 0 0 / " + Math.min(0.16 * later + 0.1, 0.5) + ")";
+        c.fillRect(x, y + 1, Math.max(w - 1, 0.6), g.bar - 2);
+      }
       const text = w >= 30 ? action.op + action.mb : w >= 8 + 6.5 * String(action.mb).length ? String(action.mb) : "";
       if (text && g.bar >= 14) {
         c.fillStyle = colour.on;
@@ -182,7 +187,7 @@
     }
     // Updates stand between actions: over both.
     c.fillStyle = colour.u;
-    for (const [x, w] of later) c.fillRect(x - w / 2, y - 3, w, g.bar + 6);
+    for (const [x, w] of made) c.fillRect(x - w / 2, y - 3, w, g.bar + 6);
     return drawn;
   }
 
@@ -441,6 +446,7 @@
       entry.append(key, name);
       byId("legend").append(entry);
     }
+    if (scenes.some((s) => s.lanes.some((l) => l.stages.length > 1))) byId("legend").append("darker: later stages of a rank");
     for (const scene of scenes) section(scene);
   }
 
