@@ -48,12 +48,9 @@ fn any(random: &mut Random) -> (Program, Costs, u64) {
         [gpipe(), one_f_one_b(), async_1f1b(), zb_h(1, Update::Flush), zb_h(2, Update::Flush), zb_h(1, Update::Local)];
     loop {
         let schedule = &schedules[random.below(6) as usize];
-        let shape = Shape {
-            ranks: 1 + random.below(5) as u32,
-            accumulate: 1 + random.below(6) as u32,
-            receive_extra: random.below(3) as u32,
-            send_slots: 1 + random.below(2) as u32,
-        };
+        let (ranks, accumulate) = (1 + random.below(5) as u32, 1 + random.below(6) as u32);
+        let (receive_extra, send_slots) = (random.below(3) as u32, 1 + random.below(2) as u32);
+        let shape = Shape { receive_extra, send_slots, ..Shape::new(ranks, accumulate) };
         let Ok(program) = plan::expand(schedule, shape) else { continue };
         let mut cost = || random.below(20);
         let stages = (0..shape.ranks)
