@@ -264,7 +264,7 @@ pipeline { schedule = mine, accumulate = 4 }
     let project = Project::new(own);
     let text = project.output(&["compare", "spec.pace"]);
     assert!(text.contains("within the bounds:\n") && text.contains("  mine * "), "{text}");
-    let project = Project::new(&format!("{own}require {{ bubble <= 0 % }}\nstaleness {{ drift <= 0, delay <= 0 }}\n"));
+    let project = Project::new(&format!("{own}require {{ bubble <= 1 % }}\nstaleness {{ drift <= 0, delay <= 0 }}\n"));
     let (code, stdout, _) = project.outcome(&["compare", "spec.pace"]);
     assert_eq!(code, Some(1));
     assert!(!stdout.contains("within the bounds") && stdout.contains("beyond a bound:\n"), "{stdout}");
