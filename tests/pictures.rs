@@ -53,13 +53,13 @@ fn a_trace_has_every_action_of_every_rank() {
     let names: BTreeSet<(u64, String)> =
         found[&1].iter().map(|e| (e["tid"].as_u64().unwrap(), e["name"].as_str().unwrap().to_owned())).collect();
     let mut expected = BTreeSet::new();
-    for rank in 0..2 {
+    for rank in 1..=2 {
         expected.extend((0..4).flat_map(|mb| ["F", "B"].map(|op| (rank, format!("{op}{mb}")))));
         expected.extend((0..2).map(|update| (rank, format!("U{update}"))));
     }
     assert_eq!(names, expected);
     assert_eq!(found[&1].len(), expected.len(), "each once");
-    for rank in 0..2 {
+    for rank in 1..=2 {
         let mut free = 0.0;
         for slice in found[&1].iter().filter(|e| e["tid"] == rank && e["ph"] == "X") {
             let (start, took) = (slice["ts"].as_f64().unwrap(), slice["dur"].as_f64().unwrap());
@@ -72,6 +72,10 @@ fn a_trace_has_every_action_of_every_rank() {
     }
     let named = |what: &str| list(&trace, "traceEvents").iter().filter(|e| e["name"] == what).count();
     assert_eq!((named("process_name"), named("thread_name")), (1, 2));
+    for event in list(&trace, "traceEvents") {
+        assert!(event["pid"] != 0 && event["tid"] != 0, "viewers take 0 for something else: {event}");
+        assert_eq!(event.get("tid").is_none(), event["ph"] == "C", "{event}");
+    }
 }
 
 #[test]

@@ -9,8 +9,10 @@ use crate::render::{self, Source};
 use crate::report::percent;
 use dsl::diag::Diagnostic;
 
-/// Most instructions of a picture; more are too many for a browser.
+/// Most instructions of a picture that is asked for; more are too many for a browser.
 const ACTIONS_MAX: u64 = 1 << 18;
+/// Most of one whose length is left open.
+const ACTIONS_SHOWN: u64 = 1 << 16;
 
 enum Kind {
     Svg,
@@ -61,9 +63,10 @@ fn kind(args: &Timeline) -> Result<Kind, Failure> {
 fn updates(args: &Timeline, analysed: &Analysed) -> Result<u64, Failure> {
     let (ranks, accumulate) = (analysed.program.streams.len() as u64, u64::from(analysed.program.accumulate));
     let stages = analysed.program.rank_of_stage.len() as u64;
-    let most = (ACTIONS_MAX / (2 * stages * accumulate)).max(1);
+    let within = |actions: u64| (actions / (2 * stages * accumulate)).max(1);
+    let most = within(ACTIONS_MAX);
     let Some(updates) = args.updates else {
-        return Ok((3 * ranks).max(12).div_ceil(accumulate).max(2).min(most));
+        return Ok((3 * ranks).max(12).div_ceil(accumulate).max(2).min(within(ACTIONS_SHOWN)));
     };
     if !(1..=most).contains(&updates) {
         return Err(Failure::Usage(format!("--updates {updates}: a picture shows 1 to {most} updates of this spec")));

@@ -1,4 +1,7 @@
 //! A run in the Chrome trace format, which Perfetto opens: a process per schedule, a thread per rank.
+//!
+//! Numbers of processes and threads begin at 1: viewers take thread 0 for the process's main thread and draw it over
+//! thread 1. Counters belong to a process, so they name no thread.
 
 use super::scene::{Action, Scene, Unit};
 use serde_json::{Value, json};
@@ -13,11 +16,11 @@ fn process(pid: u32, scene: &Scene) -> Vec<Value> {
     let about =
         |name: &str, tid: u32, args: Value| json!({ "ph": "M", "name": name, "pid": pid, "tid": tid, "args": args });
     let mut events = vec![
-        about("process_name", 0, json!({ "name": format!("{}: {}", scene.file, scene.schedule) })),
-        about("process_sort_index", 0, json!({ "sort_index": pid })),
+        about("process_name", 1, json!({ "name": format!("{}: {}", scene.file, scene.schedule) })),
+        about("process_sort_index", 1, json!({ "sort_index": pid })),
     ];
     for (rank, lane) in scene.lanes.iter().enumerate() {
-        let tid = rank as u32;
+        let tid = thread(rank as u32);
         events.push(about("thread_name", tid, json!({ "name": format!("rank {rank}") })));
         events.push(about("thread_sort_index", tid, json!({ "sort_index": rank })));
         let (name, unit) = match lane.memory.unit {
@@ -25,14 +28,21 @@ fn process(pid: u32, scene: &Scene) -> Vec<Value> {
             Unit::Microbatches => ("in flight", "micro-batches"),
         };
         let name = format!("{name}, rank {rank}");
-        events.extend(lane.memory.points.iter().map(
-            |(us, value)| json!({ "ph": "C", "name": name, "pid": pid, "tid": tid, "ts": us, "args": { unit: value } }),
-        ));
+        events.extend(
+            lane.memory
+                .points
+                .iter()
+                .map(|(us, value)| json!({ "ph": "C", "name": name, "pid": pid, "ts": us, "args": { unit: value } })),
+        );
     }
     let mut critical = vec![false; scene.actions.len()];
     scene.path.iter().for_each(|step| critical[step.action] = true);
     events.extend(scene.actions.iter().zip(critical).map(|(action, critical)| slice(pid, action, critical)));
     events
+}
+
+fn thread(rank: u32) -> u32 {
+    rank + 1
 }
 
 /// An action as a slice; an update that takes no time of its own as an instant.
@@ -45,7 +55,7 @@ fn slice(pid: u32, action: &Action, critical: bool) -> Value {
         args["slot"] = (*slot).into();
     }
     let mut event = json!({
-        "name": format!("{op}{mb}"), "cat": op, "pid": pid, "tid": rank, "ts": start, "args": args,
+        "name": format!("{op}{mb}"), "cat": op, "pid": pid, "tid": thread(*rank), "ts": start, "args": args,
     });
     if start == end {
         event["ph"] = "i".into();
