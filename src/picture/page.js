@@ -65,7 +65,8 @@
   const most = (rank) => Math.max(...scenes.map((s) => (s.lanes[rank] ? s.lanes[rank].memory.limit : 0)));
 
   const percent = (x) => (100 * x).toFixed(1) + " %";
-  const updates = (n) => n + (n === 1 ? " update" : " updates");
+  const count = (n, what) => n + " " + what + (n === 1 ? "" : "s");
+  const updates = (n) => count(n, "update");
 
   function facts(scene) {
     const idle = scene.end - scene.onPath;
@@ -432,7 +433,7 @@
   function build() {
     const first = scenes[0];
     byId("title").textContent = scenes.map((s) => s.schedule).join(" and ");
-    byId("about").textContent = first.file + ": " + first.lanes.length + " ranks, " + first.accumulate + " micro-batches an update, " + updates(first.updates);
+    byId("about").textContent = first.file + ": " + count(first.lanes.length, "rank") + ", " + amount(first.accumulate, "microbatches") + " an update, " + updates(first.updates);
     byId("memory-name").textContent = first.lanes[0].memory.unit === "bytes" ? "memory" : "micro-batches in flight";
     if (scenes.length > 1) {
       scenes.forEach((scene, i) => button(scene.schedule, String(i), "key " + (i + 1)));
