@@ -15,9 +15,11 @@ pub struct Cli {
 pub enum Command {
     /// Prove a spec's properties: deadlock freedom, drift, memory, bubble
     Check(Check),
+    /// Try every library schedule on a spec: bubble, memory, drift, delay, or why not
+    Compare(Compare),
     /// Print the instruction grid
     Plan(Plan),
-    /// Draw the schedule as an SVG picture
+    /// Draw the schedule: a picture (.svg), a page (.html), or a trace for Perfetto (.json)
     Timeline(Timeline),
     /// Compile a spec to a bundle
     Compile(Compile),
@@ -47,6 +49,15 @@ pub struct SpecArgs {
     pub cpu: Option<String>,
 }
 
+impl SpecArgs {
+    /// With another schedule in the place of the file's own; everything else stays.
+    pub fn with_schedule(&self, name: &str) -> SpecArgs {
+        let mut args = self.clone();
+        args.sets.push(format!("pipeline.schedule={name}"));
+        args
+    }
+}
+
 #[derive(Args)]
 pub struct Check {
     #[command(flatten)]
@@ -62,6 +73,14 @@ pub enum Format {
 }
 
 #[derive(Args)]
+pub struct Compare {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+#[derive(Args)]
 pub struct Plan {
     #[command(flatten)]
     pub spec: SpecArgs,
@@ -71,9 +90,12 @@ pub struct Plan {
 pub struct Timeline {
     #[command(flatten)]
     pub spec: SpecArgs,
-    /// File to write: .svg
+    /// File to write: .svg, .html or .json
     #[arg(short, long)]
     pub output: PathBuf,
+    /// A second schedule to put beside the file's own (.html, .json)
+    #[arg(long, value_name = "SCHEDULE")]
+    pub with: Option<String>,
     /// Updates to draw (default: enough to show the steady state)
     #[arg(long, value_name = "N")]
     pub updates: Option<u64>,

@@ -4,6 +4,7 @@
 mod bundle;
 mod cli;
 mod commands;
+mod comparison;
 mod driver;
 mod failure;
 mod output;

@@ -5,4 +5,5 @@ mod golden;
 mod harness;
 mod identity;
 mod memory;
+mod pictures;
 mod tidy;

@@ -1,6 +1,7 @@
 //! One file per subcommand.
 
 mod check;
+mod compare;
 #[cfg(feature = "codegen")]
 mod compile;
 mod explain;
@@ -19,6 +20,7 @@ use std::path::Path;
 pub fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Check(args) => check::run(&args),
+        Command::Compare(args) => compare::run(&args),
         Command::Plan(args) => plan::run(&args),
         Command::Timeline(args) => timeline::run(&args),
         Command::Compile(args) => compile(&args),

@@ -6,6 +6,7 @@
 
 mod analyse;
 mod bounds;
+pub mod critical;
 mod deadlock;
 pub mod expand;
 pub mod expr;

@@ -155,7 +155,16 @@ impl<'a> Clock<'a> {
 
 /// The compute instructions of one segment of `updates` updates, in an order that respects all waits.
 pub fn run(program: &Program, costs: &Costs, updates: u64) -> Vec<Timed> {
-    let mut watch = Watch { clock: Clock::new(program, costs), timed: Vec::new() };
+    watch(program, costs, updates, false)
+}
+
+/// [`run`] with the transfers' sends and receives, which take no time.
+pub(crate) fn run_all(program: &Program, costs: &Costs, updates: u64) -> Vec<Timed> {
+    watch(program, costs, updates, true)
+}
+
+fn watch(program: &Program, costs: &Costs, updates: u64, transfers: bool) -> Vec<Timed> {
+    let mut watch = Watch { clock: Clock::new(program, costs), transfers, timed: Vec::new() };
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let last = updates.div_ceil(repetition);
     Execution::new(program, Extent::Updates(updates)).run(last, |event| watch.see(event));
@@ -167,7 +176,7 @@ const STUCK_STEPS_MAX: u64 = 1 << 22;
 
 /// The compute instructions that a program performs until ranks wait for each other; empty when they never do.
 pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
-    let mut watch = Watch { clock: Clock::new(program, costs), timed: Vec::new() };
+    let mut watch = Watch { clock: Clock::new(program, costs), transfers: false, timed: Vec::new() };
     let mut execution = Execution::new(program, Extent::Unbounded);
     for last in 0.. {
         execution.run(last, |event| watch.see(event));
@@ -181,16 +190,17 @@ pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
     unreachable!("the loop above returns")
 }
 
-/// Notes the compute instructions.
+/// Notes the compute instructions, and on request the transfers.
 struct Watch<'a> {
     clock: Clock<'a>,
+    transfers: bool,
     timed: Vec<Timed>,
 }
 
 impl Watch<'_> {
     fn see(&mut self, event: Event) {
         let (start_ns, end_ns) = self.clock.time(&event);
-        if !matches!(event.op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB) {
+        if self.transfers || !matches!(event.op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB) {
             let Event { rank, stage, op, mb, section, .. } = event;
             self.timed.push(Timed { rank, stage, op, mb, section, start_ns, end_ns });
         }

@@ -1,6 +1,7 @@
 //! Integration tests of the plan crate.
 
 mod bounds;
+mod critical;
 mod faults;
 mod field;
 mod grids;
