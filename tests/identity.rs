@@ -19,7 +19,7 @@ fn losses(project: &Project, sets: &[&str]) -> Vec<u64> {
 fn synchronous_schedules_agree_on_every_number_of_ranks() {
     let project = Project::new(SPEC);
     let reference = losses(&project, &[]);
-    for schedule in ["gpipe", "one_f_one_b"] {
+    for schedule in ["gpipe", "one_f_one_b", "zb_h1", "zb_h2"] {
         for ranks in [1, 2, 4] {
             let (schedule, ranks) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
             assert_eq!(losses(&project, &[&schedule, &ranks]), reference, "{schedule} {ranks}");
