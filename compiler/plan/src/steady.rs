@@ -117,18 +117,18 @@ impl Finder<'_> {
     /// Adds the waits of F, B and I for their input and for their send slot.
     fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
         let rings = &self.program.rings[s];
-        let last = s + 1 == self.program.rank_of_stage.len();
+        let (before, after) = (self.program.border_before(s).is_some(), self.program.border_after(s).is_some());
         let hop = time + i128::from(self.costs.hop_ns);
         // What is received from where, and what is sent to where.
         let (input, output, slots) = match Kind::of(op) {
             Kind::F => (
-                (s > 0).then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
-                (!last).then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
+                before.then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
+                after.then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
                 rings.send_f,
             ),
             Kind::B | Kind::I => (
-                (!last).then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
-                (s > 0).then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
+                after.then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
+                before.then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
                 rings.send_b,
             ),
             _ => return Some(()),

@@ -75,6 +75,7 @@ fn random_orders_run_as_analysed() {
         let schedule = random_schedule(&mut random);
         let shape = Shape {
             ranks: 1 + random.below(4) as u32,
+            chunks: 1,
             accumulate: 1 + random.below(5) as u32,
             receive_extra: random.below(3) as u32,
             send_slots: 1 + random.below(2) as u32,

@@ -122,6 +122,27 @@ fn exact_makespans_idle_and_peaks() {
     check(&one_f_one_b(), 8, 16, 69, 21, &[8, 7, 6, 5, 4, 3, 2, 1]);
 }
 
+/// schedules.md, several stages a rank: times and peaks by chunk.
+#[test]
+fn exact_makespans_idle_and_peaks_of_chunked_schedules() {
+    let check = |name: &str, ranks: u32, m: u32, makespan: u64, span: u64, peaks: &[u32]| {
+        let schedule = library(name);
+        let facts = facts_with(&schedule, Shape::new(ranks, m), &Costs::unit(2 * ranks as usize), None);
+        assert_eq!(facts.makespan_ns, makespan, "{name}");
+        assert_eq!(facts.ranks.iter().map(|r| r.span_ns).max(), Some(span), "{name}");
+        let peak: Vec<u32> = facts.ranks.iter().map(|r| r.in_flight_max).collect();
+        assert_eq!(peak, peaks, "{name}");
+        for rank in &facts.ranks {
+            assert_eq!(rank.busy_ns, u64::from(2 * m) * 3);
+        }
+    };
+    check("interleaved_1f1b", 4, 8, 57, 57, &[11, 9, 7, 5]);
+    check("interleaved_1f1b_torch", 4, 8, 57, 57, &[11, 9, 7, 5]);
+    check("looped_bfs", 4, 8, 57, 57, &[16; 4]);
+    check("interleaved_zb", 4, 8, 51, 51, &[8; 4]);
+    check("zb_v", 4, 8, 51, 48, &[8; 4]);
+}
+
 #[test]
 fn peak_does_not_depend_on_the_number_of_microbatches() {
     let peaks = |m| facts(&one_f_one_b(), 8, m).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();
