@@ -65,8 +65,7 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
 }
 
 fn passes(spec: Spec, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
-    let shape = Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value);
-    let program = plan::expand(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+    let program = plan::expand(&spec.schedule, Shape::of(&spec)).map_err(|wrong| found.extend(wrong)).ok()?;
     let layers = match &spec.model {
         Some(model) => Some(partition(&spec, model, &program, found)?),
         None => None,

@@ -19,11 +19,39 @@ fn losses(project: &Project, sets: &[&str]) -> Vec<u64> {
 fn synchronous_schedules_agree_on_every_number_of_ranks() {
     let project = Project::new(SPEC);
     let reference = losses(&project, &[]);
-    for schedule in ["gpipe", "one_f_one_b"] {
+    for schedule in ["gpipe", "one_f_one_b", "zb_h1", "zb_h2"] {
         for ranks in [1, 2, 4] {
             let (schedule, ranks) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
             assert_eq!(losses(&project, &[&schedule, &ranks]), reference, "{schedule} {ranks}");
         }
+    }
+}
+
+/// Several stages a rank: transfers between ranks that share several borders, and stages that hand over.
+#[test]
+fn chunked_schedules_agree_with_gpipe() {
+    let project = Project::new(SPEC);
+    let reference = losses(&project, &["model.layers=8"]);
+    let cases = [
+        ("interleaved_1f1b", 2, 3),
+        ("interleaved_1f1b", 4, 2),
+        ("interleaved_1f1b_torch", 2, 2),
+        ("looped_bfs", 1, 3),
+        ("looped_bfs", 4, 2),
+        ("interleaved_zb", 4, 2),
+        ("zb_v", 1, 2),
+        ("zb_v", 2, 2),
+        ("zb_v", 4, 2),
+    ];
+    for (schedule, ranks, chunks) in cases {
+        let sets = [
+            "model.layers=8".into(),
+            format!("pipeline.schedule={schedule}"),
+            format!("machine.ranks={ranks}"),
+            format!("pipeline.chunks={chunks}"),
+        ];
+        let sets: Vec<&str> = sets.iter().map(|s: &String| s.as_str()).collect();
+        assert_eq!(losses(&project, &sets), reference, "{schedule}, {ranks} ranks of {chunks} stages");
     }
 }
 
@@ -74,17 +102,15 @@ fn weights_move_between_partitions() {
 #[test]
 fn evaluation_changes_no_bit() {
     let project = Project::new(SPEC);
-    let sets = [
-        "--set",
-        "pipeline.boundary=every 4 updates",
-        "--set",
-        "pipeline.schedule=async_1f1b",
-        "--set",
-        "machine.ranks=4",
-    ];
-    let without = project.train("spec.pace", 8, &sets).losses;
-    let held = crate::harness::licence();
-    let with = project.train("spec.pace", 8, &[&sets[..], &["--eval", held.to_str().unwrap()]].concat());
-    assert_eq!(with.losses, without);
-    assert!(with.summary["eval_loss_last"].as_f64() < with.summary["eval_loss_first"].as_f64());
+    // Stages one a rank, and two with both a transfer and a hand-over.
+    for (schedule, ranks) in
+        [("pipeline.schedule=async_1f1b", "machine.ranks=4"), ("pipeline.schedule=zb_v", "machine.ranks=2")]
+    {
+        let sets = ["--set", "pipeline.boundary=every 4 updates", "--set", schedule, "--set", ranks];
+        let without = project.train("spec.pace", 8, &sets).losses;
+        let held = crate::harness::licence();
+        let with = project.train("spec.pace", 8, &[&sets[..], &["--eval", held.to_str().unwrap()]].concat());
+        assert_eq!(with.losses, without);
+        assert!(with.summary["eval_loss_last"].as_f64() < with.summary["eval_loss_first"].as_f64());
+    }
 }

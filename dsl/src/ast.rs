@@ -129,9 +129,26 @@ pub struct Clause {
 pub enum ClauseKind {
     /// The words after the key, and the place of what follows them if it is not a word.
     Words(Vec<Name>, Option<Span>),
+    /// `place loop(v)`
+    Call(Name, Expr),
+    /// `sequence F = groups(P) chunks ascending`
+    Sequence(Sequence),
     Order(Vec<Phase>),
     /// Could not be read; reported already.
     Invalid,
+}
+
+/// `F = groups(P) chunks ascending`, after `sequence`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    pub action: Name,
+    /// `groups`
+    pub by: Name,
+    pub size: Expr,
+    /// `chunks`
+    pub what: Name,
+    /// `ascending`
+    pub direction: Name,
 }
 
 /// `warmup P - 1 - s { F }`

@@ -16,7 +16,7 @@ const PAGES: &[(&str, &str)] = pages![
     // Partition and rates.
     P0220 P0221 P0222 P0223 P0224
     // Schedule blocks.
-    P0231 P0232 P0233 P0234
+    P0231 P0232 P0233 P0234 P0235
     // Without effect.
     P0240
     // The command line.
@@ -30,6 +30,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0306
     P0307
     P0308
+    P0309
     P0310
     P0311
     P0312

@@ -5,9 +5,16 @@ use crate::resolve::{Context, lower};
 use crate::schedule::Schedule;
 
 /// Name and source. A new schedule is a file in `library/` and a line here.
-const FILES: [(&str, &str); 3] = [
+const FILES: [(&str, &str); 10] = [
     ("gpipe", include_str!("../library/gpipe.pace")),
     ("one_f_one_b", include_str!("../library/one_f_one_b.pace")),
+    ("zb_h1", include_str!("../library/zb_h1.pace")),
+    ("zb_h2", include_str!("../library/zb_h2.pace")),
+    ("interleaved_1f1b", include_str!("../library/interleaved_1f1b.pace")),
+    ("interleaved_1f1b_torch", include_str!("../library/interleaved_1f1b_torch.pace")),
+    ("looped_bfs", include_str!("../library/looped_bfs.pace")),
+    ("interleaved_zb", include_str!("../library/interleaved_zb.pace")),
+    ("zb_v", include_str!("../library/zb_v.pace")),
     ("async_1f1b", include_str!("../library/async_1f1b.pace")),
 ];
 

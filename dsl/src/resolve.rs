@@ -3,6 +3,7 @@
 //! Every check reports and goes on, so that one pass finds all faults. A value that failed is `None` from then on, and
 //! what depends on it is not reported again.
 
+mod chunks;
 mod cost;
 mod model;
 mod optimizer;
@@ -26,7 +27,9 @@ use crate::suggest::nearest;
 const RANKS_MAX: u64 = 1024;
 /// Largest number of micro-batches per update.
 const ACCUMULATE_MAX: u64 = 16_384;
-/// Largest ranks * accumulate: it bounds the size of a plan.
+/// Most stages a rank.
+const CHUNKS_MAX: u32 = 64;
+/// Largest stages * accumulate: it bounds the size of a plan.
 const GRID_MAX: u64 = 1 << 20;
 
 /// Constructs of the language's design that this version has not: told apart from slips.
@@ -81,10 +84,12 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         }
     }
     let model = items.model.map(|block| model::model(cx, block));
-    let machine = items.machine.and_then(|block| model::machine(cx, block));
+    let chunks = items.pipeline.map_or(1, |block| pipeline::chunks(block, &items.schedules));
+    let machine = items.machine.and_then(|block| model::machine(cx, block, chunks));
     let outer = pipeline::Outer {
         model: model.as_ref().map(Option::as_ref),
         ranks: machine.as_ref().map(|m| &m.ranks),
+        chunks,
         schedules: &items.schedules,
         broken: &items.broken,
     };

@@ -7,7 +7,13 @@
 //! pass. Each action kind (F, B or I, W) has its own counter on each rank; a step performs the
 //! counter's next micro-batch, and a step whose micro-batches are used up is skipped.
 //!
+//! A rank may hold several stages, its *chunks* 0, 1, …, v - 1 in the order of the forward pass. Then either a step names its chunk
+//! (`F1`), each with its own counter, or a `sequence` says which chunk and micro-batch the k-th action of a kind is:
+//! `groups(g) chunks ascending` takes g micro-batches of chunk 0, the same of chunk 1, …, then the next g. So k is of group
+//! `k div (g v)`, of chunk `(k mod g v) div g` (counted from the last one if descending), of micro-batch `group g + k mod g`; g divides M.
+//!
 //! * `warmup c { … }`: the body `max(0, c)` times.
+//! * `repeat c { … }`: the same, where the count is the schedule's and not a warm-up.
 //! * `repeat { … }`: the body until no step without a `when` has a micro-batch left; `n` counts the rounds from 0.
 //! * `drain { … }`: the body until every step has none left.
 //! * `when cond`: the step is performed only in rounds where the condition holds.
@@ -20,6 +26,8 @@ pub struct Schedule {
     pub place: Place,
     pub backward: Backward,
     pub update: Update,
+    /// At most one an action; empty where steps name their chunks or a rank has one.
+    pub sequences: Vec<Sequence>,
     pub order: Vec<Phase>,
     pub span: Span,
     /// True when it comes from the library: spans then point into that file's source.
@@ -30,6 +38,54 @@ pub struct Schedule {
 pub enum Place {
     /// Stage i on rank i.
     Linear,
+    /// Stage i on rank i mod P.
+    Loop(Chunks),
+    /// Stages 0 to P-1 on ranks 0 to P-1, the next P on the same ranks in reverse.
+    Wave,
+}
+
+/// Stages a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunks {
+    /// `v`: as `pipeline.chunks` says.
+    Given,
+    Fixed(u32),
+}
+
+impl Place {
+    /// Stages a rank, where `pipeline.chunks` is `given`.
+    pub fn chunks(self, given: u32) -> u32 {
+        match self {
+            Place::Linear => 1,
+            Place::Loop(Chunks::Given) => given,
+            Place::Loop(Chunks::Fixed(chunks)) => chunks,
+            Place::Wave => 2,
+        }
+    }
+
+    /// The stage that a rank's chunk is, on `ranks` ranks.
+    pub fn stage(self, chunk: u32, rank: u32, ranks: u32) -> u32 {
+        match self {
+            Place::Wave if chunk % 2 == 1 => (chunk + 1) * ranks - 1 - rank,
+            _ => chunk * ranks + rank,
+        }
+    }
+
+    /// The rank of a stage, and which of the rank's chunks it is.
+    pub fn home(self, stage: u32, ranks: u32) -> (u32, u32) {
+        let (chunk, at) = (stage / ranks, stage % ranks);
+        (if self == Place::Wave && chunk % 2 == 1 { ranks - 1 - at } else { at }, chunk)
+    }
+}
+
+/// `sequence F = groups(P) chunks ascending`
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sequence {
+    pub action: Action,
+    /// Micro-batches of a group.
+    pub groups: Expr,
+    pub descending: bool,
+    pub span: Span,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +114,8 @@ pub struct Phase {
 #[derive(Clone, Debug, PartialEq)]
 pub enum PhaseKind {
     Warmup(Expr),
+    /// `repeat COUNT { … }`
+    Counted(Expr),
     Repeat,
     Drain,
 }
@@ -65,6 +123,8 @@ pub enum PhaseKind {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub action: Action,
+    /// The chunk that the step names; none: what the action's sequence says, or the rank's only one.
+    pub chunk: Option<u32>,
     pub when: Option<Cond>,
     pub span: Span,
 }
@@ -77,7 +137,8 @@ pub enum Action {
     W,
 }
 
-/// Integer expressions over P (ranks), s (this rank), M (micro-batches; absent with `update local`), K (accumulate), n (the round).
+/// Integer expressions over P (ranks), s (this rank), M (micro-batches; absent with `update local`), K (accumulate), v
+/// (stages a rank), n (the round).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
     Number(i64),
@@ -91,6 +152,7 @@ pub enum Var {
     S,
     M,
     K,
+    V,
     N,
 }
 

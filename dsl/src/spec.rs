@@ -2,7 +2,7 @@
 //! written (an empty span at the block's start where it is a default).
 
 use crate::diag::Span;
-use crate::schedule::{Place, Schedule};
+use crate::schedule::Schedule;
 
 /// A value and where it was written.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,11 +26,9 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Number of stages (S). With `place linear` one for each rank.
+    /// Number of stages (S): with `place linear` one for each rank.
     pub fn stages(&self) -> u32 {
-        match self.schedule.place {
-            Place::Linear => self.machine.ranks.value,
-        }
+        self.machine.ranks.value * self.schedule.place.chunks(self.pipeline.chunks.value)
     }
 }
 
@@ -72,6 +70,8 @@ pub struct Pipeline {
     pub microbatch: At<u32>,
     /// Micro-batches per optimizer update (K).
     pub accumulate: At<u32>,
+    /// Stages a rank (v), where the schedule leaves it open.
+    pub chunks: At<u32>,
     /// Drain and refill every this many updates.
     pub boundary: Option<At<u64>>,
     /// `fuse = off` keeps the update out of the weight-gradient kernels (default: fused).

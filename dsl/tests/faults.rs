@@ -28,7 +28,7 @@ machine { ranks = 4 GiB, memory = 1, link = 100 GB }
 
 pipeline {
   partition  = balanced,
-  schedule   = zb_h1
+  schedule   = chimera
   microbatch = = 4
   acumulate  = 4
   fuse       = yes
@@ -63,6 +63,49 @@ machine { ranks = 4 }
 pipeline { schedule = mine, accumulate = 4 }
 "
     ));
+}
+
+#[test]
+fn schedules_of_several_stages_with_faults() {
+    let cases = [
+        ("loop", "", "repeat { F }  drain { B }"),
+        ("loop(0)", "", "repeat { F }  drain { B }"),
+        ("loop(P)", "", "repeat { F }  drain { B }"),
+        ("loop(v", "", "repeat { F }  drain { B }"),
+        ("wave(2)", "", "repeat { F }  drain { B }"),
+        ("wave", "", "repeat { F; F0 }  drain { B0; B1 }"),
+        ("wave", "", "repeat { F0; F2 }  drain { B0; B1 }"),
+        ("wave", "", "repeat { F0; F1 }  drain { B0 }"),
+        ("linear", "", "repeat { F1 }  drain { B }"),
+        ("loop(v)", "", "repeat { F0; F1 }  drain { B0; B1 }"),
+        ("loop(v)", "sequence F = groups(P) chunks ascending", "repeat { F }  drain { B }"),
+        ("loop(2)", "sequence F = groups(P) chunks ascending", "repeat { F0; F1 }  drain { B0; B1 }"),
+        ("loop(2)", "sequence F = groups(n) chunks ascending", "repeat { F }  drain { B0; B1 }"),
+        ("loop(2)", "sequence W = groups(P) chunks ascending", "repeat { F0; F1 }  drain { B0; B1 }"),
+        ("loop(2)", "sequence F = groups(P) chunks upwards", "repeat { F }  drain { B0; B1 }"),
+        ("loop(2)", "sequence F0 = groups(P) chunks ascending", "repeat { F }  drain { B0; B1 }"),
+        ("loop(2)", "sequence F = P", "repeat { F }  drain { B0; B1 }"),
+        (
+            "loop(2)",
+            "sequence F = groups(P) chunks ascending; sequence F = groups(2) chunks descending",
+            "repeat { F }  drain { B0; B1 }",
+        ),
+    ];
+    let mut out = String::new();
+    for (place, sequence, order) in cases {
+        let text = format!(
+            "schedule mine {{\n  place {place}\n  backward whole\n  flush every accumulate\n  {sequence}\n  order {{ {order} }}\n}}
+machine {{ ranks = 4 }}\npipeline {{ schedule = mine, accumulate = 8 }}"
+        );
+        out += &format!("{place}; {sequence}; {order}\n");
+        let (spec, found) = dsl::load(&text, &[]);
+        assert!(spec.is_none() && !found.is_empty(), "{text}");
+        for found in found {
+            let at = &text[found.labels[0].span.clone()];
+            out += &format!("    {} {} at `{at}`; {}\n", found.code, found.message, found.help.unwrap_or_default());
+        }
+    }
+    insta::assert_snapshot!(out);
 }
 
 #[test]
@@ -137,7 +180,7 @@ fn values_out_of_range() {
         "microbatch = 3k",
         "fuse = maybe",
         "accumulate { 4 }",
-        "chunks = 2",
+        "chunks = 0",
     ] {
         for found in dsl::load(&with(line), &[]).1 {
             out += &format!("{line}: {} {}; {}\n", found.code, found.message, found.help.unwrap_or_default());
@@ -214,7 +257,7 @@ fn overrides_with_faults() {
         "pipelin.accumulate=8",
         "pipeline..accumulate=8",
         "pipeline.a.b=8",
-        "pipeline.chunks=2",
+        "pipeline.chunks=many",
         "staleness.drift=many",
         "machine.cost.F=1",
         "machine.cost.G=1 us",

@@ -180,6 +180,52 @@ pipeline { schedule = zb_like, accumulate = 8 }";
 }
 
 #[test]
+fn a_schedule_of_several_stages_a_rank() {
+    let text = |pipeline: &str| {
+        format!(
+            "schedule mine {{
+  place    loop(v)
+  backward whole
+  flush    every accumulate
+  sequence F = groups(P) chunks ascending
+  sequence B = groups(M / v) chunks descending
+  order {{ warmup (v - 1) * P {{ F }}  repeat 3 {{ F; B }}  drain {{ F; B }} }}
+}}
+machine {{ ranks = 4 }}
+pipeline {{ accumulate = 8, {pipeline} }}"
+        )
+    };
+    let spec = load(&text("schedule = mine, chunks = 3"), &[]);
+    assert_eq!(spec.stages(), 12);
+    let [f, b] = &spec.schedule.sequences[..] else { panic!("two sequences") };
+    assert_eq!((f.action, f.descending, &f.groups), (Action::F, false, &Expr::Var(Var::P)));
+    assert_eq!((b.action, b.descending), (Action::B, true));
+    assert_eq!(spec.schedule.order[1].kind, PhaseKind::Counted(Expr::Number(3)));
+    assert_eq!(load(&text("schedule = mine"), &[]).stages(), 8, "two where the file does not say");
+    assert_eq!(load(&text("schedule = gpipe, chunks = 3"), &[]).stages(), 4);
+    assert_eq!(load(&text("schedule = zb_v, chunks = 3"), &[]).stages(), 8);
+}
+
+/// Costs and partitions are by stage, not by rank.
+#[test]
+fn lists_have_an_entry_for_each_stage() {
+    let text = |schedule: &str| {
+        format!(
+            "model gpt {{ layers = 4, width = 8, heads = 1, context = 8, vocab = 8 }}
+machine {{ ranks = 2, cost {{ F = [1 us, 2 us, 3 us, 4 us], B = 2 us }} }}
+pipeline {{ schedule = {schedule}, microbatch = 1, accumulate = 4
+  partition = [[embed, block 0], [block 1], [block 2], [block 3, head]] }}"
+        )
+    };
+    assert_eq!(load(&text("looped_bfs"), &[]).stages(), 4);
+    let codes: Vec<&str> = dsl::load(&text("gpipe"), &[]).1.iter().map(|d| d.code).collect();
+    assert_eq!(codes, ["P0217"]);
+    let sets = ["pipeline.chunks=3", "machine.cost.F=1 us"].map(|set| dsl::Set(set.into()));
+    let found = dsl::load(&text("looped_bfs"), &sets).1;
+    assert_eq!(found[0].message, "the partition has 4 stages for 2 ranks of 3 stages");
+}
+
+#[test]
 fn operators_bind_as_usual() {
     let count = |expr: &str| {
         let text = format!(

@@ -127,7 +127,7 @@ impl<'a> Worker<'a> {
                     return Ok(loss);
                 }
                 self.doing.set(Some(Doing { op: Op::F, stage: stage.stage, at: mb }));
-                if stage.io.recv_f.is_some() {
+                if self.shared.manifest.program.border_before(stage.stage.index()).is_some() {
                     self.post(local, Ring::RecvF, mb)?;
                 }
                 if !self.begin_forward(local, mb, mb)? {

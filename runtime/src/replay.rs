@@ -88,7 +88,7 @@ impl State<'_> {
             Some(previous) => border.done(previous),
             None => Some(0),
         };
-        let (before, after) = (s.checked_sub(1), (s < self.forward.len()).then_some(s));
+        let (before, after) = (self.program.border_before(s), self.program.border_after(s));
         match op {
             Op::F => {
                 let input = before.map_or(Some(0), |b| self.forward[b].done(mb))?;

@@ -52,7 +52,7 @@ pub fn build(input: &Input) -> Build {
     for rank in 0..ranks {
         let rank = RankId(rank as u32);
         let ids: Vec<usize> = (0..plans.len()).filter(|&s| input.program.rank_of_stage[s] == rank).collect();
-        let inputs: Vec<StageInput> = ids.iter().map(|&s| stage_input(input, s, &plans[s], &usages[s])).collect();
+        let inputs: Vec<StageInput> = ids.iter().map(|&s| stage_input(input, &ids, s, &plans[s], &usages[s])).collect();
         let rank_layout = layout(&inputs);
         let mut scratch_bytes = 0;
         for (&s, stage_layout) in ids.iter().zip(&rank_layout.stages) {
@@ -93,13 +93,16 @@ fn plan_stage(input: &Input, layers: &[Layer], usage: &Usage) -> StagePlan {
         .expect("checked sizes give a well-shaped graph with a kernel for every node")
 }
 
-fn stage_input<'a>(input: &Input, s: usize, plan: &'a StagePlan, usage: &Usage) -> StageInput<'a> {
+/// `ids` are the stages of the rank.
+fn stage_input<'a>(input: &Input, ids: &[usize], s: usize, plan: &'a StagePlan, usage: &Usage) -> StageInput<'a> {
     let whole = Accumulation { first: true, last: true };
     StageInput {
         plan,
         rings: input.program.rings[s],
         states: states(input.optimizer),
         accumulators: !input.fuse || usage.backward.iter().chain(&usage.weight).any(|&a| a != whole),
+        before: ids.iter().position(|&other| other + 1 == s),
+        after: ids.iter().position(|&other| other == s + 1),
     }
 }
 

@@ -10,7 +10,7 @@
 //! | optimizer | the optimizer's states | once |
 //! | gradients | accumulators; none where every gradient goes straight into a fused update | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
-//! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b` |
+//! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only |
 //! | activations | token ids (ring `recv_f`) and target ids; temporaries of F, B, I and W, by liveness, shared by all bodies | |
 //! | workspace | hyper-parameters, version words, loss; the scratch of the kernel that needs most | once |
 //!
@@ -39,12 +39,18 @@ pub struct StageInput<'a> {
     pub states: usize,
     /// Whether gradients are accumulated in memory.
     pub accumulators: bool,
+    /// Index, among the rank's stages, of the stage before and the one after, where they are on this rank: the stage hands over to them.
+    pub before: Option<usize>,
+    pub after: Option<usize>,
 }
 
 /// Where everything of one stage is.
 pub struct StageLayout {
     pub params: Vec<Param>,
     pub io: StageIo,
+    /// Where the output and the input gradient go: what is sent from, or the ring of the stage that it is handed over to.
+    output: Option<Place>,
+    input_gradient: Option<Place>,
     /// Activations and gradients, by value.
     places: HashMap<ValueId, Place>,
 }
@@ -97,8 +103,10 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     let mut laid_out = Vec::with_capacity(stages.len());
     for (i, stage) in stages.iter().enumerate() {
         let params = params(stage, &weights[i], &states[i], gradients[i].as_deref());
+        let output = ios[i].send_f.or_else(|| ios[stage.after?].recv_f);
+        let input_gradient = ios[i].send_b.or_else(|| ios[stage.before?].recv_b);
         let io = io(&ios[i], &words[i], seen[i]);
-        laid_out.push(StageLayout { params, io, places: std::mem::take(&mut places[i]) });
+        laid_out.push(StageLayout { params, io, output, input_gradient, places: std::mem::take(&mut places[i]) });
     }
     RankLayout { stages: laid_out, scratch_offset: bump.at, memory }
 }
@@ -112,9 +120,9 @@ impl StageLayout {
             Home::Targets => io.targets,
             Home::Loss => io.loss,
             Home::RecvF => io.recv_f,
-            Home::SendF => io.send_f,
+            Home::SendF => self.output,
             Home::RecvB => io.recv_b,
-            Home::SendB => io.send_b,
+            Home::SendB => self.input_gradient,
             Home::Param(id) => Some(self.params[id.index()].weight),
             Home::Stash | Home::Temporary => self.places.get(&plan.root(value)).copied(),
         };
@@ -185,9 +193,9 @@ fn communication(stage: &StageInput, bump: &mut Bump) -> Io {
     let mut ring = |value: Option<ValueId>, slots| value.map(|v| bump.ring(graph.value(v).bytes(), slots));
     Io {
         recv_f: ring(plan.forward_graph.input, rings.recv_f),
-        send_f: ring(plan.forward_graph.output, rings.send_f),
+        send_f: ring(plan.forward_graph.output.filter(|_| stage.after.is_none()), rings.send_f),
         recv_b: ring(plan.derivative.output_gradient, rings.recv_b),
-        send_b: ring(plan.derivative.input_gradient, rings.send_b),
+        send_b: ring(plan.derivative.input_gradient.filter(|_| stage.before.is_none()), rings.send_b),
         ..Io::default()
     }
 }

@@ -121,10 +121,16 @@ impl<'a> Machine<'a> {
             front.is_some_and(|(sent, _)| *sent == mb)
         };
         match op {
-            Op::F if io.recv_f.is_some() => arrived(StageId(stage.0 - 1), true),
-            Op::B(_) | Op::I if io.recv_b.is_some() => arrived(StageId(stage.0 + 1), false),
+            Op::F if io.recv_f.is_some() && self.apart(StageId(stage.0 - 1)) => arrived(StageId(stage.0 - 1), true),
+            Op::B(_) | Op::I if io.recv_b.is_some() && self.apart(stage) => arrived(StageId(stage.0 + 1), false),
             _ => true,
         }
+    }
+
+    /// Whether the stage and the next are on different ranks; else they hand over, and nothing is sent.
+    fn apart(&self, stage: StageId) -> bool {
+        let rank = |s: usize| self.build.stages[s].rank;
+        rank(stage.index()) != rank(stage.index() + 1)
     }
 
     fn instruction(&mut self, op: Op, id: StageId, mb: u64) {
@@ -192,7 +198,7 @@ impl<'a> Machine<'a> {
     }
 
     fn receive(&mut self, stage: StageId, place: Option<Place>, from: StageId, forward: bool, mb: u64) {
-        if place.is_some() {
+        if place.is_some() && self.apart(StageId(stage.0.min(from.0))) {
             let (sent, content) =
                 self.transfers.get_mut(&(from, forward)).and_then(VecDeque::pop_front).expect("ready");
             assert_eq!(sent, mb);

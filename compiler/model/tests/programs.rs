@@ -26,11 +26,31 @@ pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Progr
         stages_of(rank).for_each(|stage| push(&mut period, Op::U, stage, 0));
         Stream { prologue: Vec::new(), period, microbatches: k, updates: 1 }
     };
-    Program {
+    let mut program = Program {
         streams: (0..ranks).map(stream).collect(),
         rank_of_stage: rank_of_stage.iter().map(|&r| RankId(r)).collect(),
         rings: (0..count).map(|s| rings(s, count, k)).collect(),
         accumulate: k,
+    };
+    without_transfers_on_a_rank(&mut program);
+    program
+}
+
+/// Neighbours on one rank hand over.
+fn without_transfers_on_a_rank(program: &mut Program) {
+    let borders: Vec<(bool, bool)> = (0..program.rings.len())
+        .map(|s| (program.border_before(s).is_some(), program.border_after(s).is_some()))
+        .collect();
+    for stream in &mut program.streams {
+        stream.period.retain(|i| match i.op {
+            Op::RecvF | Op::SendB => borders[i.stage.index()].0,
+            Op::SendF | Op::RecvB => borders[i.stage.index()].1,
+            _ => true,
+        });
+    }
+    for (rings, (before, after)) in program.rings.iter_mut().zip(borders) {
+        rings.send_f = if after { rings.send_f } else { 0 };
+        rings.send_b = if before { rings.send_b } else { 0 };
     }
 }
 

@@ -137,7 +137,9 @@ fn draw(seed: u64, name: &str, i: u64) -> u64 {
 
 fn program(name: &str, ranks: u32, k: u32) -> Program {
     let schedule = dsl::library::schedule(name).expect("a library schedule");
-    plan::expand(&schedule, plan::Shape::new(ranks, k)).expect("a sound schedule")
+    // Three layers can be cut into five stages at most.
+    let chunks = if ranks == 1 { 3 } else { 2 };
+    plan::expand(&schedule, plan::Shape { chunks, ..plan::Shape::new(ranks, k) }).expect("a sound schedule")
 }
 
 fn built(dims: &Dims, program: &Program, optimizer: OptimizerKind) -> Build {
@@ -157,6 +159,8 @@ fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool
 fn synchronous_training_is_pytorchs() {
     assert_eq!(Golden::read("odd").check("losses_f64", "one_f_one_b", 1, 10), [0]);
     assert_eq!(Golden::read("adamw").check("losses_f64", "one_f_one_b", 4, 3), [0; 4]);
+    assert_eq!(Golden::read("adamw").check("losses_f64", "interleaved_1f1b", 2, 3), [0; 4]);
+    assert_eq!(Golden::read("adamw").check("losses_f64", "zb_v", 2, 3), [0; 4]);
     assert_eq!(Golden::read("sgd").check("losses_f64", "gpipe", 2, 3), [0; 2]);
 }
 
@@ -174,13 +178,21 @@ fn asynchronous_training_is_the_emulators() {
 
 #[test]
 fn a_bundle_of_it_is_well_formed() {
-    for (schedule, ranks, fuse) in [("async_1f1b", 4, true), ("one_f_one_b", 2, false), ("gpipe", 1, true)] {
+    let cases = [
+        ("async_1f1b", 4, true),
+        ("one_f_one_b", 2, false),
+        ("gpipe", 1, true),
+        ("interleaved_1f1b", 2, true),
+        ("zb_v", 2, false),
+        ("looped_bfs", 1, true),
+    ];
+    for (schedule, ranks, fuse) in cases {
         let golden = Golden::read("adamw");
         let program = program(schedule, ranks, golden.accumulate());
         let (optimizer, kind) = golden.optimizer();
         let build = built_as(&golden.dims, &program, kind, fuse);
         let Dims { microbatch, context, vocab, .. } = golden.dims;
-        let count = ranks as usize;
+        let (count, stages) = (ranks as usize, build.stages.len());
         let manifest = Manifest {
             source_name: String::new(),
             source: String::new(),
@@ -194,7 +206,7 @@ fn a_bundle_of_it_is_well_formed() {
             stages: build.stages,
             memory: build.memory,
             kernels: build.entries,
-            proved: Proved { drift_max: vec![0; count], delay_max: vec![0; count], bubble: vec![0.0; count] },
+            proved: Proved { drift_max: vec![0; stages], delay_max: vec![0; stages], bubble: vec![0.0; count] },
         };
         assert_eq!(artifact::structure::manifest(&manifest), Ok(()));
     }
@@ -204,7 +216,19 @@ fn a_bundle_of_it_is_well_formed() {
 fn synchronous_schedules_give_the_same_losses_on_any_number_of_ranks() {
     let golden = Golden::read("odd");
     let reference = golden.train("gpipe", 1, 2).0;
-    for (schedule, ranks) in [("gpipe", 2), ("gpipe", 3), ("one_f_one_b", 1), ("one_f_one_b", 2), ("one_f_one_b", 3)] {
+    let linear = [("gpipe", 2), ("gpipe", 3), ("one_f_one_b", 1), ("one_f_one_b", 2), ("one_f_one_b", 3)];
+    let split = [("zb_h1", 1), ("zb_h1", 2), ("zb_h2", 3)];
+    // On one rank all stages hand over, on two none do but the wave's middle.
+    let chunked = [
+        ("interleaved_1f1b", 1),
+        ("interleaved_1f1b_torch", 2),
+        ("looped_bfs", 1),
+        ("looped_bfs", 2),
+        ("interleaved_zb", 1),
+        ("zb_v", 1),
+        ("zb_v", 2),
+    ];
+    for (schedule, ranks) in linear.into_iter().chain(split).chain(chunked) {
         assert_eq!(golden.train(schedule, ranks, 2).0, reference, "{schedule} on {ranks} ranks");
     }
 }

@@ -38,7 +38,7 @@ impl<'a> Subject<'a> {
     pub fn of(spec: &'a Spec) -> Self {
         Subject {
             schedule: &spec.schedule,
-            shape: Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value),
+            shape: Shape::of(spec),
             accumulate: spec.pipeline.accumulate.span.clone(),
             boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
             drift: spec.staleness.drift.clone(),

@@ -70,7 +70,8 @@ impl Measured {
         let mut diagnostic = Diagnostic::error(self.code, bound.span.clone(), message)
             .here(format!("at most {asked} update{} asked", plural(asked)));
         let at = |action| origin(schedule, &subject.shape, stage as u32, action, witness.mb);
-        let reads = format!("on rank {stage} this reads version {} for micro-batch {}", witness.at_forward, witness.mb);
+        let rank = schedule.place.home(stage as u32, subject.shape.ranks).0;
+        let reads = format!("on rank {rank} this reads version {} for micro-batch {}", witness.at_forward, witness.mb);
         point(&mut diagnostic, schedule, at(Action::F), &reads);
         let (crossed, what) = (crossed(witness.at_forward, witness.at_end), order::name(backward));
         if self.code == DRIFT.code {
@@ -85,9 +86,9 @@ impl Measured {
                 witness.mb, witness.at_forward, witness.at_end, witness.at_end
             ));
         }
-        if let Some(ahead) = ahead(subject, stage, backward, witness.mb) {
+        if let Some(ahead) = ahead(subject, stage as u32, backward, witness.mb) {
             diagnostic.notes.push(format!(
-                "rank {stage} has run F of {ahead} later micro-batches by then: the order decides that, whatever the timing"
+                "rank {rank} has run F of {ahead} later micro-batches by then: the order decides that, whatever the timing"
             ));
         }
         diagnostic.help(self.solve(subject, asked))
@@ -156,12 +157,13 @@ fn plural(n: u64) -> &'static str {
 }
 
 /// How many micro-batches after `mb` have run F when the backward pass of `mb` runs.
-fn ahead(subject: &Subject, rank: usize, backward: Action, mb: u64) -> Option<u64> {
-    let line = crate::expand::lines(subject.schedule, &subject.shape).ok()?.into_iter().nth(rank)?;
+fn ahead(subject: &Subject, stage: u32, backward: Action, mb: u64) -> Option<u64> {
+    let rank = subject.schedule.place.home(stage, subject.shape.ranks).0;
+    let line = crate::expand::lines(subject.schedule, &subject.shape).ok()?.into_iter().nth(rank as usize)?;
     let is_backward =
         |op| crate::line::input_gradient(op) && (backward == Action::B) == matches!(op, artifact::stream::Op::B(_));
     let mut begun = 0;
-    for item in line.run(mb / line.microbatches + 1) {
+    for item in line.run(mb / line.microbatches + 1).filter(|item| item.stage == stage) {
         if crate::line::forward(item.op) {
             begun = item.mb;
         }
@@ -259,11 +261,17 @@ fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
             Update::Local => "even out the stages with `partition`, or lower the latency between ranks".into(),
         };
     }
+    let mut smallest = above;
     while above - below > 1 {
         let middle = below + (above - below) / 2;
-        if satisfied(middle) == Some(true) { above = middle } else { below = middle }
+        // Some schedules take no number of micro-batches but multiples of another.
+        match (middle..above).find_map(|m| satisfied(m).map(|holds| (m, holds))) {
+            Some((m, true)) => (above, smallest) = (middle, m),
+            Some((m, false)) => below = m,
+            None => above = middle,
+        }
     }
-    format!("the smallest accumulate with bubble <= {} is {above} (it is {k})", percent(asked))
+    format!("the smallest accumulate with bubble <= {} is {smallest} (it is {k})", percent(asked))
 }
 
 fn percent(fraction: f64) -> String {

@@ -22,7 +22,7 @@ pub(crate) fn explain(schedule: &Schedule, shape: &Shape, program: &Program, stu
     for (number, waiting) in cycle.iter().enumerate() {
         diagnostic.notes.push(sentence(waiting));
         let action = action(waiting.op);
-        if let Some(span) = action.and_then(|a| origin(schedule, shape, waiting.rank.0, a, waiting.mb)) {
+        if let Some(span) = action.and_then(|a| origin(schedule, shape, waiting.stage.0, a, waiting.mb)) {
             let label = Label { span, text: format!("rank {} is here", waiting.rank), library: library.clone() };
             if number == 0 {
                 diagnostic.labels.insert(0, label);

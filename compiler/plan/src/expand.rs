@@ -9,18 +9,20 @@
 //! more: with none, a transfer can begin only when its receiver is about to wait for it; with one (the default), it
 //! runs while the receiver still computes. That costs each stage one boundary activation and one boundary gradient of
 //! memory. Send rings have [`Shape::send_slots`] slots (one by default): a send waits for nothing but its receiver's
-//! post, which is early.
+//! post, which is early. What a rank receives from one other rank it posts in the order in which it is sent: see
+//! [`crate::posts`]; with several stages a rank receive rings are larger, see [`crate::buffers`]. Neighbouring stages on one rank hand over: no transfer, and a ring as large as the order needs.
 
 use crate::Shape;
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
 use crate::order::{self, ACTIONS_MAX, Act, fault};
+use crate::{buffers, posts};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Program, RingSizes, Stream};
 use artifact::verify::{Violation, verify};
 use dsl::diag::Diagnostic;
 use dsl::schedule::{Action, Schedule, Update};
 
-/// Expands `schedule` for `shape.ranks` ranks, one stage each, and proves the streams ([`artifact::verify`]).
+/// Expands `schedule` for `shape.ranks` ranks and proves the streams ([`artifact::verify`]).
 ///
 /// # Errors
 /// What is wrong with the schedule, at its place in the schedule's source.
@@ -35,12 +37,27 @@ pub fn expand(schedule: &Schedule, shape: Shape) -> Result<Program, Vec<Diagnost
 /// The streams, not yet verified.
 pub(crate) fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic> {
     let lines = lines(schedule, shape)?;
-    let stages = lines.len();
-    let rings: Vec<RingSizes> = lines.iter().enumerate().map(|(s, line)| rings(line, s, stages, shape)).collect();
-    let streams =
-        lines.iter().zip(&rings).enumerate().map(|(s, (line, rings))| stream(line, rings, s, stages)).collect();
-    let rank_of_stage = (0..shape.ranks).map(RankId).collect();
-    Ok(Program { streams, rank_of_stage, rings, accumulate: shape.accumulate })
+    let stages = shape.ranks * schedule.place.chunks(shape.chunks);
+    let rank_of_stage = (0..stages).map(|s| RankId(schedule.place.home(s, shape.ranks).0)).collect();
+    let mut program = Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate: shape.accumulate };
+    program.rings = (0..stages).map(|s| rings(&program, &lines, s, shape)).collect();
+    program.streams = match schedule.update {
+        Update::Flush => {
+            if stages > shape.ranks {
+                buffers::enlarge(&mut program, &lines);
+            }
+            let posts = posts::place(&mut program, &lines);
+            lines.iter().zip(posts).map(|(line, posts)| flush(&program, line, posts)).collect()
+        }
+        Update::Local => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
+    };
+    Ok(program)
+}
+
+/// The stages of a rank, by chunk.
+pub(crate) fn stages_of(schedule: &Schedule, shape: &Shape, rank: u32) -> Vec<u32> {
+    let chunks = schedule.place.chunks(shape.chunks);
+    (0..chunks).map(|chunk| schedule.place.stage(chunk, rank, shape.ranks)).collect()
 }
 
 /// By rank: what it computes.
@@ -50,14 +67,22 @@ pub(crate) fn lines(schedule: &Schedule, shape: &Shape) -> Result<Vec<Line>, Dia
         return Err(fault(schedule, "P0305", &schedule.span, "there is nothing to run without ranks or micro-batches")
             .help("use at least one rank and accumulate at least 1"));
     }
-    if u64::from(shape.ranks).saturating_mul(k) > ACTIONS_MAX {
+    let chunks = schedule.place.chunks(shape.chunks);
+    if u64::from(shape.ranks).saturating_mul(k).saturating_mul(u64::from(chunks)) > ACTIONS_MAX {
         return Err(order::too_large(schedule, &schedule.span));
     }
     let mut budget = ACTIONS_MAX;
     match schedule.update {
         Update::Flush => (0..shape.ranks)
-            .map(|rank| order::finite(schedule, shape, rank, k, &mut budget).map(|run| Line::flush(&run.acts, k)))
+            .map(|rank| {
+                let run = order::finite(schedule, shape, rank, k, &mut budget)?;
+                Ok(Line::flush(&run.acts, &stages_of(schedule, shape, rank), k))
+            })
             .collect(),
+        Update::Local if chunks != 1 => {
+            Err(fault(schedule, "P0306", &schedule.span, "a run without end has one stage a rank")
+                .help("use `flush every accumulate`, or `place linear`"))
+        }
         Update::Local => local(schedule, shape, budget),
     }
 }
@@ -80,7 +105,7 @@ fn local(schedule: &Schedule, shape: &Shape, mut budget: u64) -> Result<Vec<Line
         let (otherwise, turns, span) = (run.may_end_otherwise(), microbatches / run.turn, run.span().clone());
         let (prologue, period, left) = run.take(turns)?;
         budget = left;
-        let line = Line::local(&prologue, &period, microbatches, k);
+        let line = Line::local(&prologue, &period, rank, microbatches, k);
         if otherwise {
             ends_as_it_runs(schedule, shape, rank, &line, &span)?;
         }
@@ -134,56 +159,82 @@ fn same(action: Action, op: Op) -> bool {
     matches!((action, op), (Action::F, Op::F) | (Action::B, Op::B(_)) | (Action::I, Op::I) | (Action::W, Op::W(_)))
 }
 
-fn rings(line: &Line, stage: usize, stages: usize, shape: &Shape) -> RingSizes {
-    let (first, last) = (stage == 0, stage + 1 == stages);
-    let stash = line.slots(forward, weight_gradient);
+fn rings(program: &Program, lines: &[Line], s: u32, shape: &Shape) -> RingSizes {
+    let stage = s as usize;
+    let line = &lines[program.rank_of_stage[stage].index()];
+    let stash = line.slots((s, forward), (s, weight_gradient));
     // Within one flush no more than its micro-batches are ever received.
     let most = if line.flush { line.microbatches } else { u64::from(u32::MAX) };
     let with_extra = |slots: u32| u64::from(slots.saturating_add(shape.receive_extra)).min(most) as u32;
+    let (before, after) = (program.border_before(stage), program.border_after(stage));
+    let send_slots = shape.send_slots.max(1);
     RingSizes {
         stash,
-        recv_f: if first { stash } else { with_extra(stash) },
-        send_f: if last { 0 } else { shape.send_slots.max(1) },
-        recv_b: if last { 0 } else { with_extra(line.slots(input_gradient, weight_gradient)) },
-        send_b: if first { 0 } else { shape.send_slots.max(1) },
+        recv_f: match s.checked_sub(1) {
+            None => stash,
+            Some(_) if before.is_some() => with_extra(stash),
+            Some(lower) => line.slots((lower, forward), (s, weight_gradient)),
+        },
+        send_f: after.map_or(0, |_| send_slots),
+        recv_b: match after {
+            Some(_) => with_extra(line.slots((s, input_gradient), (s, weight_gradient))),
+            None if program.hands_over(stage) => line.slots((s + 1, input_gradient), (s, weight_gradient)),
+            None => 0,
+        },
+        send_b: before.map_or(0, |_| send_slots),
     }
 }
 
-/// Places the transfers. See the module's text.
-fn stream(line: &Line, rings: &RingSizes, stage: usize, stages: usize) -> Stream {
-    let (first, last) = (stage == 0, stage + 1 == stages);
-    let stage_id = StageId(stage as u32);
-    let instr = |op, mb: u64| Instr { op, stage: stage_id, mb: mb as u32 };
-    let receives: Vec<(Op, u64)> =
-        [(!first).then_some((Op::RecvF, rings.recv_f)), (!last).then_some((Op::RecvB, rings.recv_b))]
-            .into_iter()
-            .flatten()
-            .map(|(op, slots)| (op, u64::from(slots)))
-            .collect();
-    let early: Vec<Instr> = receives.iter().flat_map(|(op, slots)| (0..*slots).map(|mb| instr(*op, mb))).collect();
+fn instr(op: Op, stage: u32, mb: u64) -> Instr {
+    Instr { op, stage: StageId(stage), mb: mb as u32 }
+}
+
+/// An instruction and the sends of what it made.
+fn with_sends(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
+    let (stage, mb) = (item.stage as usize, item.mb);
+    let to_next = (forward(item.op) && program.border_after(stage).is_some()).then_some(Op::SendF);
+    let to_before = (input_gradient(item.op) && program.border_before(stage).is_some()).then_some(Op::SendB);
+    let stage = item.stage;
+    std::iter::once(item.op).chain(to_next).chain(to_before).map(move |op| instr(op, stage, mb))
+}
+
+/// A rank's flush with the receives that [`posts`] placed.
+fn flush(program: &Program, line: &Line, posts: Vec<Vec<Instr>>) -> Stream {
+    let mut posts = posts.into_iter();
+    let mut period = posts.next().unwrap_or_default();
+    for (item, after) in line.period.iter().zip(posts) {
+        period.extend(with_sends(program, item));
+        period.extend(after);
+    }
+    let (microbatches, updates) = (line.microbatches as u32, line.updates as u32);
+    Stream { prologue: Vec::new(), period, microbatches, updates }
+}
+
+/// A rank's run without end, of one stage: its receives are posted in the order in which slots get free.
+fn unbounded(program: &Program, line: &Line, stage: u32) -> Stream {
+    let (rings, at) = (&program.rings[stage as usize], stage as usize);
+    let receives: Vec<(Op, u64)> = [
+        program.border_before(at).map(|_| (Op::RecvF, u64::from(rings.recv_f))),
+        program.border_after(at).map(|_| (Op::RecvB, u64::from(rings.recv_b))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let place = |items: &[Item]| {
         let mut placed = Vec::with_capacity(items.len() * 3);
         for item in items {
-            placed.push(instr(item.op, item.mb));
-            if forward(item.op) && !last {
-                placed.push(instr(Op::SendF, item.mb));
-            }
-            if input_gradient(item.op) && !first {
-                placed.push(instr(Op::SendB, item.mb));
-            }
+            placed.extend(with_sends(program, item));
             if weight_gradient(item.op) {
-                let next = receives.iter().map(|(op, slots)| (*op, item.mb + slots));
-                placed.extend(
-                    next.filter(|(_, mb)| !line.flush || *mb < line.microbatches).map(|(op, mb)| instr(op, mb)),
-                );
+                placed.extend(receives.iter().map(|(op, slots)| instr(*op, stage, item.mb + slots)));
             }
         }
         placed
     };
-    let (mut prologue, mut period) = (place(&line.prologue), place(&line.period));
-    let start = if line.flush { &mut period } else { &mut prologue };
-    start.splice(0..0, early);
-    Stream { prologue, period, microbatches: line.microbatches as u32, updates: line.updates as u32 }
+    let mut prologue: Vec<Instr> =
+        receives.iter().flat_map(|(op, slots)| (0..*slots).map(|mb| instr(*op, stage, mb))).collect();
+    prologue.extend(place(&line.prologue));
+    let (microbatches, updates) = (line.microbatches as u32, line.updates as u32);
+    Stream { prologue, period: place(&line.period), microbatches, updates }
 }
 
 /// The diagnostic for a broken invariant: a deadlock is the order's fault, anything else is ours.
@@ -196,21 +247,22 @@ fn refused(schedule: &Schedule, shape: &Shape, program: &Program, violation: &Vi
     }
 }
 
-/// The step of the schedule that makes `rank` perform `action` on `mb`.
+/// The step of the schedule that performs `action` of `stage` on `mb`.
 pub(crate) fn origin(
     schedule: &Schedule,
     shape: &Shape,
-    rank: u32,
+    stage: u32,
     action: Action,
     mb: u64,
 ) -> Option<dsl::diag::Span> {
     let k = u64::from(shape.accumulate);
+    let (rank, chunk) = schedule.place.home(stage, shape.ranks);
     let (limit, mb) = match schedule.update {
         Update::Flush => (k, mb % k),
         Update::Local => ((mb / k).checked_add(1)?.checked_mul(k)?, mb),
     };
     let run = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone()).ok()?;
-    let act: &Act = run.acts.iter().find(|act| act.action == action && act.mb == mb)?;
+    let act: &Act = run.acts.iter().find(|act| act.action == action && act.chunk == chunk && act.mb == mb)?;
     let phase = schedule.order.get(act.origin.0 as usize)?;
     phase.body.get(act.origin.1 as usize).map(|step| step.span.clone())
 }

@@ -17,6 +17,8 @@ pub struct Scope {
     /// None where a run has no known length.
     pub microbatches: Option<i64>,
     pub accumulate: i64,
+    /// Stages a rank.
+    pub chunks: i64,
     /// None outside of rounds.
     pub round: Option<i64>,
 }
@@ -46,6 +48,7 @@ pub fn value(expr: &Expr, scope: &Scope) -> Result<i64, Fault> {
         Expr::Var(Var::S) => scope.rank,
         Expr::Var(Var::M) => scope.microbatches.ok_or(Fault::NoLength)?,
         Expr::Var(Var::K) => scope.accumulate,
+        Expr::Var(Var::V) => scope.chunks,
         Expr::Var(Var::N) => scope.round.ok_or(Fault::NoRound)?,
         Expr::Binary(op, left, right) => apply(*op, value(left, scope)?, value(right, scope)?)?,
     })
@@ -222,7 +225,7 @@ mod tests {
         Box::new(Expr::Var(Var::N))
     }
 
-    const SCOPE: Scope = Scope { ranks: 4, rank: 1, microbatches: None, accumulate: 2, round: None };
+    const SCOPE: Scope = Scope { ranks: 4, rank: 1, microbatches: None, accumulate: 2, chunks: 1, round: None };
 
     fn in_round(cond: &Cond, round: i64) -> bool {
         holds(cond, &Scope { round: Some(round), ..SCOPE }).unwrap()

@@ -15,7 +15,8 @@ const STUCK_COLUMNS_MAX: usize = 32;
 /// The instruction grid of a run that shows the prologue, as many periods as the first micro-batches need to get to the
 /// last rank and back (at least one), and the epilogue. A column is the smallest cost. `|` stands where a rank's period
 /// begins to repeat and where its epilogue (repetitions that skip some of these instructions) begins, `*` marks the
-/// last weight gradient before an update, `-` goes on with what stands before it, `.` is idle.
+/// last weight gradient before an update (of the rank, where it has several stages), `-` goes on with what stands before it, `.` is idle. Where a rank has
+/// several stages, `F1.3` is micro-batch 3 on the second of them.
 pub fn grid(program: &Program, costs: &Costs) -> String {
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let ranks = program.streams.len();
@@ -23,7 +24,7 @@ pub fn grid(program: &Program, costs: &Costs) -> String {
     let complete = ranks.div_ceil(microbatches).max(1) as u64;
     let repetitions = (0..ranks).map(|r| incomplete(program, r, computes)).max().unwrap_or(0) + complete;
     let timed = run(program, costs, repetitions * repetition);
-    let mut canvas = Canvas::new((0..ranks as u32).map(RankId).collect(), costs);
+    let mut canvas = Canvas::new((0..ranks as u32).map(RankId).collect(), program, costs);
     let mut bar = vec![0; ranks];
     for event in &timed {
         let complete = repetitions - incomplete(program, event.rank.index(), computes);
@@ -63,7 +64,7 @@ pub fn epilogue(program: &Program, rank: RankId, updates: u64) -> Vec<(Op, Stage
 pub(crate) fn stuck(program: &Program, cycle: &[Waiting]) -> String {
     let costs = Costs::unit(program.rank_of_stage.len());
     let shown: Vec<RankId> = cycle.iter().map(|w| w.rank).take(STUCK_RANKS_MAX).collect();
-    let mut canvas = Canvas::new(shown.clone(), &costs);
+    let mut canvas = Canvas::new(shown.clone(), program, &costs);
     run_stuck(program, &costs).iter().filter(|e| shown.contains(&e.rank)).for_each(|event| canvas.put(event, false));
     for waiting in cycle.iter().filter(|w| shown.contains(&w.rank)) {
         canvas.wait(waiting);
@@ -82,14 +83,20 @@ struct Canvas {
     ranks: Vec<RankId>,
     rows: Vec<Vec<Cell>>,
     column_ns: u64,
+    /// By stage: what stands before the micro-batch, to tell a rank's stages apart.
+    chunks: Vec<String>,
 }
 
 impl Canvas {
-    fn new(mut ranks: Vec<RankId>, costs: &Costs) -> Self {
+    fn new(mut ranks: Vec<RankId>, program: &Program, costs: &Costs) -> Self {
+        let homes = &program.rank_of_stage;
+        let several = homes.len() > program.streams.len();
+        let chunk = |s: usize| homes[..s].iter().filter(|rank| **rank == homes[s]).count();
+        let chunks = (0..homes.len()).map(|s| if several { format!("{}.", chunk(s)) } else { String::new() }).collect();
         ranks.sort_unstable();
         let all = costs.stages.iter().flat_map(|s| [s.f_ns, s.i_ns, s.w_ns]);
         let column_ns = all.filter(|ns| *ns > 0).min().unwrap_or(1);
-        Canvas { rows: vec![Vec::new(); ranks.len()], ranks, column_ns }
+        Canvas { rows: vec![Vec::new(); ranks.len()], ranks, column_ns, chunks }
     }
 
     fn row(&mut self, rank: RankId) -> &mut Vec<Cell> {
@@ -99,10 +106,14 @@ impl Canvas {
 
     fn put(&mut self, event: &Timed, bar: bool) {
         let (from, to) = (event.start_ns / self.column_ns, event.end_ns / self.column_ns);
+        let text = format!("{}{}{}", Kind::of(event.op).name(), self.chunks[event.stage.index()], event.mb);
         let row = self.row(event.rank);
         if event.op == Op::U {
             if let Some(cell) = row.iter_mut().rev().find(|c| c.text.len() > 1) {
-                cell.text.push('*');
+                // All of a rank's stages update here.
+                if !cell.text.ends_with('*') {
+                    cell.text.push('*');
+                }
             }
             return;
         }
@@ -110,15 +121,17 @@ impl Canvas {
             return;
         }
         row.resize(row.len().max(from as usize), Cell { text: ".".into(), bar: false });
-        row.push(Cell { text: format!("{}{}", Kind::of(event.op).name(), event.mb), bar });
+        row.push(Cell { text, bar });
         row.resize(row.len().max(to as usize), Cell { text: "-".into(), bar: false });
     }
 
     fn wait(&mut self, waiting: &Waiting) {
         let longest = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let chunk = &self.chunks[waiting.stage.index()];
+        let text = format!("{}{chunk}{}?", Kind::of(waiting.op).name(), waiting.mb);
         let row = self.row(waiting.rank);
         row.resize(longest, Cell { text: ".".into(), bar: false });
-        row.push(Cell { text: format!("{}{}?", Kind::of(waiting.op).name(), waiting.mb), bar: false });
+        row.push(Cell { text, bar: false });
     }
 
     /// At most `columns` of them: the first, or the last.

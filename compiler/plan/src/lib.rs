@@ -6,6 +6,7 @@
 
 mod analyse;
 mod bounds;
+mod buffers;
 pub mod critical;
 mod deadlock;
 pub mod expand;
@@ -14,6 +15,7 @@ pub mod facts;
 pub mod grid;
 mod line;
 mod order;
+mod posts;
 pub mod steady;
 pub mod time;
 pub mod versions;
@@ -24,8 +26,10 @@ pub use expand::expand;
 /// What a schedule is expanded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// P; one stage a rank.
+    /// P.
     pub ranks: u32,
+    /// Stages a rank, where the schedule's placement leaves it open.
+    pub chunks: u32,
     /// K, micro-batches per update.
     pub accumulate: u32,
     /// Slots of each receive ring beyond what the order needs.
@@ -35,8 +39,14 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// With one extra receive slot and one send slot.
+    /// With one extra receive slot and one send slot; two stages a rank where the schedule leaves it open.
     pub fn new(ranks: u32, accumulate: u32) -> Self {
-        Shape { ranks, accumulate, receive_extra: 1, send_slots: 1 }
+        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1 }
+    }
+
+    /// What `spec` says.
+    pub fn of(spec: &dsl::spec::Spec) -> Self {
+        let chunks = spec.pipeline.chunks.value;
+        Shape { chunks, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
     }
 }

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     pub op: Op,
+    pub stage: u32,
     pub mb: u64,
 }
 
@@ -24,24 +25,24 @@ pub struct Line {
 }
 
 impl Line {
-    /// One flush: all updates at its end.
-    pub fn flush(acts: &[Act], accumulate: u64) -> Line {
-        let mut period: Vec<Item> = acts.iter().map(|act| item(act, accumulate)).collect();
-        period.push(Item { op: Op::U, mb: 0 });
+    /// One flush: all updates at its end. `stages` are the rank's, by chunk.
+    pub fn flush(acts: &[Act], stages: &[u32], accumulate: u64) -> Line {
+        let mut period: Vec<Item> = acts.iter().map(|act| item(act, stages[act.chunk as usize], accumulate)).collect();
+        period.extend(stages.iter().map(|stage| Item { op: Op::U, stage: *stage, mb: 0 }));
         Line { prologue: Vec::new(), period, microbatches: accumulate, updates: 1, flush: true }
     }
 
-    /// A run without end: an update right after the last weight gradient that it needs.
-    pub fn local(prologue: &[Act], period: &[Act], microbatches: u64, accumulate: u64) -> Line {
+    /// A run without end of one stage: an update right after the last weight gradient that it needs.
+    pub fn local(prologue: &[Act], period: &[Act], stage: u32, microbatches: u64, accumulate: u64) -> Line {
         let place = |acts: &[Act]| {
             let mut items = Vec::with_capacity(acts.len() + acts.len() / accumulate as usize);
             for act in acts {
-                let done = item(act, accumulate);
+                let done = item(act, stage, accumulate);
                 items.push(done);
                 if let Op::B(a) | Op::W(a) = done.op
                     && a.last
                 {
-                    items.push(Item { op: Op::U, mb: done.mb / accumulate });
+                    items.push(Item { op: Op::U, stage, mb: done.mb / accumulate });
                 }
             }
             items
@@ -58,7 +59,7 @@ impl Line {
         let mut period = VecDeque::from(std::mem::take(&mut self.period));
         while let (Some(before), Some(last)) = (self.prologue.last(), period.back()) {
             let step = if last.op == Op::U { self.updates } else { self.microbatches };
-            if before.op != last.op || before.mb + step != last.mb {
+            if (before.op, before.stage) != (last.op, last.stage) || before.mb + step != last.mb {
                 break;
             }
             period.push_front(*before);
@@ -73,7 +74,7 @@ impl Line {
         let later = move |n: u64| {
             self.period.iter().map(move |i| {
                 let step = if i.op == Op::U { self.updates } else { self.microbatches };
-                Item { op: i.op, mb: i.mb + n * step }
+                Item { mb: i.mb + n * step, ..*i }
             })
         };
         self.prologue.iter().copied().chain((0..repetitions).flat_map(later))
@@ -85,14 +86,15 @@ impl Line {
         lead.unwrap_or(0) + 2
     }
 
-    /// Slots that a ring needs when `claim` takes one and `release`, in the same order of micro-batches, gives it back.
-    pub fn slots(&self, claim: impl Fn(Op) -> bool, release: impl Fn(Op) -> bool) -> u32 {
+    /// Slots that a ring needs when `claim`, of a stage, takes one and `release`, in the same order of micro-batches, gives
+    /// it back.
+    pub fn slots(&self, claim: (u32, fn(Op) -> bool), release: (u32, fn(Op) -> bool)) -> u32 {
         let (mut released, mut most) = (0, 0);
         for i in self.run(self.repetitions()) {
-            if claim(i.op) {
+            if i.stage == claim.0 && claim.1(i.op) {
                 most = most.max(i.mb + 1 - released);
             }
-            if release(i.op) {
+            if i.stage == release.0 && release.1(i.op) {
                 released = i.mb + 1;
             }
         }
@@ -100,7 +102,7 @@ impl Line {
     }
 }
 
-fn item(act: &Act, accumulate: u64) -> Item {
+fn item(act: &Act, stage: u32, accumulate: u64) -> Item {
     let of_update = act.mb % accumulate;
     let accumulation = Accumulation { first: of_update == 0, last: of_update + 1 == accumulate };
     let op = match act.action {
@@ -109,7 +111,7 @@ fn item(act: &Act, accumulate: u64) -> Item {
         Action::I => Op::I,
         Action::W => Op::W(accumulation),
     };
-    Item { op, mb: act.mb }
+    Item { op, stage, mb: act.mb }
 }
 
 /// F.

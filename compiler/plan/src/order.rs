@@ -12,7 +12,7 @@
 use crate::Shape;
 use crate::expr::{self, Cycle, Fault, Scope};
 use dsl::diag::{Diagnostic, Span};
-use dsl::schedule::{Action, Backward, Expr, Phase, PhaseKind, Schedule, Step};
+use dsl::schedule::{Action, Backward, Expr, Phase, PhaseKind, Schedule, Sequence, Step};
 
 /// Most actions of all ranks that are expanded.
 pub const ACTIONS_MAX: u64 = 1 << 22;
@@ -24,6 +24,8 @@ const IDLE_ROUNDS_MAX: u64 = 1 << 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Act {
     pub action: Action,
+    /// Which of the rank's stages.
+    pub chunk: u32,
     pub mb: u64,
     /// Index of the phase, index of the step in it.
     pub origin: (u32, u32),
@@ -68,7 +70,7 @@ pub fn finite(
     microbatches: u64,
     budget: &mut u64,
 ) -> Result<Finite, Diagnostic> {
-    let mut walk = Walk::new(schedule, shape, rank, Some(microbatches));
+    let mut walk = Walk::new(schedule, shape, rank, Some(microbatches))?;
     walk.budget = *budget;
     let mut short = None;
     for (index, phase) in schedule.order.iter().enumerate() {
@@ -80,10 +82,13 @@ pub fn finite(
                     short = Some(ShortWarmup { span: phase.span.clone(), rank, asked, performed });
                 }
             }
+            PhaseKind::Counted(count) => {
+                walk.warmup(phase, index, count)?;
+            }
             PhaseKind::Repeat => {
                 walk.must_run(phase)?;
                 let mut round = 0;
-                while phase.body.iter().any(|step| step.when.is_none() && walk.left(step.action)) {
+                while phase.body.iter().any(|step| step.when.is_none() && walk.left(step)) {
                     walk.round(phase, index, round)?;
                     round += 1;
                 }
@@ -106,12 +111,12 @@ pub fn unbounded<'a>(
     rank: u32,
     budget: u64,
 ) -> Result<Unbounded<'a>, Diagnostic> {
-    let mut walk = Walk::new(schedule, shape, rank, None);
+    let mut walk = Walk::new(schedule, shape, rank, None)?;
     walk.budget = budget;
     for (index, phase) in schedule.order.iter().enumerate() {
         let index = index as u32;
         match &phase.kind {
-            PhaseKind::Warmup(count) => {
+            PhaseKind::Warmup(count) | PhaseKind::Counted(count) => {
                 walk.warmup(phase, index, count)?;
             }
             PhaseKind::Repeat => {
@@ -142,7 +147,7 @@ fn steady<'a>(mut walk: Walk<'a>, phase: &'a Phase, phase_index: u32) -> Result<
     for round in cycle.from..cycle.from + cycle.period {
         trial.round(phase, phase_index, round)?;
     }
-    let gained: Vec<(Action, u64)> = walk.kinds().iter().map(|a| (*a, trial.done(*a) - walk.done(*a))).collect();
+    let gained: Vec<(Action, u64)> = walk.kinds().iter().map(|a| (*a, trial.taken(*a) - walk.taken(*a))).collect();
     let turn = gained[0].1;
     if turn == 0 || gained.iter().any(|(_, count)| *count != turn) {
         let counts: Vec<String> = gained.iter().map(|(a, count)| format!("{count} {}", name(*a))).collect();
@@ -189,24 +194,77 @@ impl Unbounded<'_> {
 struct Walk<'a> {
     schedule: &'a Schedule,
     scope: Scope,
+    /// Micro-batches of each stage.
     limit: Option<u64>,
-    /// Done so far of F, B, I, W.
-    done: [u64; 4],
+    /// By action: micro-batches of a group and whether chunks descend, where there is a sequence.
+    sequences: [Option<(u64, bool)>; 4],
+    /// Done so far of F, B, I, W, by chunk.
+    done: Vec<[u64; 4]>,
     acts: Vec<Act>,
     budget: u64,
 }
 
 impl<'a> Walk<'a> {
-    fn new(schedule: &'a Schedule, shape: &Shape, rank: u32, limit: Option<u64>) -> Self {
+    fn new(schedule: &'a Schedule, shape: &Shape, rank: u32, limit: Option<u64>) -> Result<Self, Diagnostic> {
+        let chunks = schedule.place.chunks(shape.chunks).max(1);
         let flush = schedule.update == dsl::schedule::Update::Flush;
         let scope = Scope {
             ranks: i64::from(shape.ranks),
             rank: i64::from(rank),
             microbatches: limit.filter(|_| flush).and_then(|m| i64::try_from(m).ok()),
             accumulate: i64::from(shape.accumulate),
+            chunks: i64::from(chunks),
             round: None,
         };
-        Walk { schedule, scope, limit, done: [0; 4], acts: Vec::new(), budget: 0 }
+        let done = vec![[0; 4]; chunks as usize];
+        let mut walk = Walk { schedule, scope, limit, sequences: [None; 4], done, acts: Vec::new(), budget: 0 };
+        for sequence in &schedule.sequences {
+            let size = walk.group(sequence)?;
+            walk.sequences[sequence.action as usize] = Some((size, sequence.descending));
+        }
+        Ok(walk)
+    }
+
+    /// The micro-batches of a sequence's group.
+    fn group(&self, sequence: &Sequence) -> Result<u64, Diagnostic> {
+        let size = expr::value(&sequence.groups, &self.scope).map_err(|f| self.expression(f, &sequence.span))?;
+        let all = self.limit.and_then(|m| i64::try_from(m).ok()).unwrap_or(size);
+        if size > 0 && all % size == 0 {
+            return Ok(size.unsigned_abs());
+        }
+        if size <= 0 {
+            return Err(fault(self.schedule, "P0309", &sequence.span, format!("a group has {size} micro-batches"))
+                .here(format!("on rank {}", self.scope.rank))
+                .help("make the size at least 1, for example `groups(max(1, …))`"));
+        }
+        let message = format!("{all} micro-batches do not divide into groups of {size}");
+        let help = match self.group_sizes_that_divide(sequence, all) {
+            (None, Some(above)) => format!("the nearest accumulate that does is {above}"),
+            (Some(below), Some(above)) => format!("the nearest accumulate that do are {below} and {above}"),
+            _ => "use another accumulate, or another size".into(),
+        };
+        let rounds = (all / self.scope.ranks.max(1)).max(1);
+        let mut found = fault(self.schedule, "P0309", &sequence.span, message)
+            .here(format!("{all} is not a multiple of {size}"))
+            .note("every group takes its micro-batches through all of a rank's stages");
+        if all % rounds == 0 && all / rounds != size {
+            let rule = "groups(M / max(1, M / P))";
+            found = found.note(format!(
+                "by PyTorch's rule, `{rule}`, there are {rounds} groups of {} (interleaved_1f1b_torch)",
+                all / rounds
+            ));
+        }
+        Err(found.help(help))
+    }
+
+    /// The nearest numbers of micro-batches, below and above, that the group's size divides.
+    fn group_sizes_that_divide(&self, sequence: &Sequence, all: i64) -> (Option<i64>, Option<i64>) {
+        let divides = |m: &i64| {
+            let scope = Scope { microbatches: Some(*m), accumulate: *m, ..self.scope };
+            expr::value(&sequence.groups, &scope).is_ok_and(|size| size > 0 && m % size == 0)
+        };
+        let reach = 4 * (self.scope.ranks + 1);
+        ((1..all).rev().take(reach as usize).find(divides), (all + 1..=all + reach).find(divides))
     }
 
     fn kinds(&self) -> &'static [Action] {
@@ -216,12 +274,35 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn done(&self, action: Action) -> u64 {
-        self.done[action as usize]
+    fn done(&self, action: Action, chunk: u32) -> u64 {
+        self.done[chunk as usize][action as usize]
     }
 
-    fn left(&self, action: Action) -> bool {
-        self.limit.is_none_or(|limit| self.done(action) < limit)
+    /// Done so far on all chunks.
+    fn taken(&self, action: Action) -> u64 {
+        self.done.iter().map(|done| done[action as usize]).sum()
+    }
+
+    /// Whether the step has a micro-batch left.
+    fn left(&self, step: &Step) -> bool {
+        let Some(limit) = self.limit else { return true };
+        match step.chunk {
+            Some(chunk) => self.done(step.action, chunk) < limit,
+            None => self.taken(step.action) < limit * self.done.len() as u64,
+        }
+    }
+
+    /// The chunk that the step does next.
+    fn chunk(&self, step: &Step) -> u32 {
+        let chunks = self.done.len() as u64;
+        match (step.chunk, self.sequences[step.action as usize]) {
+            (Some(chunk), _) => chunk,
+            (None, None) => 0,
+            (None, Some((size, descending))) => {
+                let at = self.taken(step.action) % (size * chunks) / size;
+                (if descending { chunks - 1 - at } else { at }) as u32
+            }
+        }
     }
 
     /// Rounds asked for and performed; the rest found nothing left.
@@ -229,7 +310,7 @@ impl<'a> Walk<'a> {
         let asked = expr::value(count, &self.scope).map_err(|f| self.expression(f, &phase.span))?;
         let (mut performed, mut idle) = (0, 0);
         for round in 0..asked.max(0) {
-            if !phase.body.iter().any(|step| self.left(step.action)) {
+            if !phase.body.iter().any(|step| self.left(step)) {
                 break;
             }
             idle = if self.round(phase, index, round)? { 0 } else { idle + 1 };
@@ -241,7 +322,7 @@ impl<'a> Walk<'a> {
 
     fn drain(&mut self, phase: &Phase, index: u32) -> Result<(), Diagnostic> {
         let (mut round, mut idle) = (0, 0);
-        while phase.body.iter().any(|step| self.left(step.action)) {
+        while phase.body.iter().any(|step| self.left(step)) {
             idle = if self.round(phase, index, round)? { 0 } else { idle + 1 };
             self.progress(phase, idle)?;
             round += 1;
@@ -277,7 +358,7 @@ impl<'a> Walk<'a> {
                 Some(cond) => expr::holds(cond, &scope).map_err(|f| self.expression(f, &step.span))?,
                 None => true,
             };
-            if due && self.left(step.action) {
+            if due && self.left(step) {
                 self.perform(step, (index, number as u32))?;
             }
         }
@@ -297,21 +378,42 @@ impl<'a> Walk<'a> {
             (Action::W, Backward::Split) => Some(Action::I),
             _ => return Err(self.wrong_kind(step)),
         };
-        let mb = self.done(action);
-        if let Some(needed) = needs.filter(|needed| self.done(*needed) <= mb) {
-            let (now, before) = (name(action), name(needed));
+        let chunk = self.chunk(step);
+        let mb = self.done(action, chunk);
+        let needs = needs.map(|action| (action, chunk)).into_iter().chain(self.handed_over(action, chunk));
+        let missing = { needs }.find(|(needed, of)| self.done(*needed, *of) <= mb);
+        if let Some((needed, other)) = missing {
+            let of = |action, chunk: u32| match self.done.len() {
+                1 => String::from(name(action)),
+                _ => format!("{}{chunk}", name(action)),
+            };
+            let (now, before) = (of(action, chunk), of(needed, other));
             return Err(fault(self.schedule, "P0301", &step.span, format!("{now} comes before its {before}"))
                 .here(format!(
                     "on rank {} this runs {now} of micro-batch {mb}, whose {before} has not run",
                     self.scope.rank
                 ))
-                .note(format!("so far the rank ran {} {before} and {mb} {now}", self.done(needed)))
+                .note(format!("so far the rank ran {} {before} and {mb} {now}", self.done(needed, other)))
                 .help(format!("run {before} first, for example in `warmup`")));
         }
         self.spend(&step.span)?;
-        self.done[action as usize] += 1;
-        self.acts.push(Act { action, mb, origin });
+        self.done[chunk as usize][action as usize] += 1;
+        self.acts.push(Act { action, chunk, mb, origin });
         Ok(())
+    }
+
+    /// What on this rank hands the action its input: the stage before or after, where it is on the same rank.
+    fn handed_over(&self, action: Action, chunk: u32) -> Option<(Action, u32)> {
+        let place = self.schedule.place;
+        let (rank, ranks) = (self.scope.rank as u32, self.scope.ranks as u32);
+        let stage = place.stage(chunk, rank, ranks);
+        let from = match action {
+            Action::F => stage.checked_sub(1),
+            Action::B | Action::I => Some(stage + 1).filter(|s| *s < ranks * self.done.len() as u32),
+            Action::W => None,
+        };
+        let (home, other) = place.home(from?, ranks);
+        (home == rank && self.done.len() > 1).then_some((action, other))
     }
 
     fn spend(&mut self, span: &Span) -> Result<(), Diagnostic> {
@@ -341,8 +443,12 @@ impl<'a> Walk<'a> {
         let missing: Vec<String> = self
             .kinds()
             .iter()
-            .filter(|action| self.left(**action))
-            .map(|action| format!("{} of {}", microbatches - self.done(*action), name(*action)))
+            .flat_map(|action| (0..self.done.len() as u32).map(move |chunk| (*action, chunk)))
+            .filter(|(action, chunk)| self.done(*action, *chunk) < microbatches)
+            .map(|(action, chunk)| {
+                let of = if self.done.len() > 1 { chunk.to_string() } else { String::new() };
+                format!("{} of {}{of}", microbatches - self.done(action, chunk), name(action))
+            })
             .collect();
         if missing.is_empty() {
             return Ok(());

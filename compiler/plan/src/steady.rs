@@ -13,7 +13,6 @@
 use crate::time::Costs;
 use artifact::stream::{Op, Program};
 use artifact::verify::index::Kind;
-use std::collections::HashMap;
 
 /// Time of a repetition in the steady state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,15 +78,17 @@ struct Graph {
 
 impl Graph {
     fn new(program: &Program, costs: &Costs) -> Option<Graph> {
-        let mut at = HashMap::new();
+        // Every stream repeats with the same step.
+        let step = program.streams.first()?.microbatches.max(1) as usize;
+        let mut at = vec![None; program.rank_of_stage.len() * KINDS * step];
         let mut node = 0;
         for stream in &program.streams {
             for i in &stream.period {
-                at.insert((i.stage.index(), Kind::of(i.op), i.mb % stream.microbatches.max(1)), (node, i.mb));
+                *at.get_mut(place(i.stage.index(), Kind::of(i.op), i.mb, step))? = Some((node, i.mb));
                 node += 1;
             }
         }
-        let finder = Finder { program, costs, at };
+        let finder = Finder { program, costs, at, step };
         let mut waits = Vec::with_capacity(node);
         for stream in &program.streams {
             let begin = waits.len();
@@ -109,26 +110,36 @@ impl Graph {
 struct Finder<'a> {
     program: &'a Program,
     costs: &'a Costs,
-    /// (stage, operation, residue) to the instruction's number and its micro-batch.
-    at: HashMap<(usize, Kind, u32), (usize, u32)>,
+    /// By [`place`]: the instruction's number and its micro-batch.
+    at: Vec<Option<(usize, u32)>>,
+    /// Micro-batches of a repetition.
+    step: usize,
+}
+
+/// Kinds of instruction.
+const KINDS: usize = Kind::RecvB as usize + 1;
+
+/// Where [`Finder::at`] has the instructions of a stage, by kind and residue.
+fn place(stage: usize, kind: Kind, mb: u32, step: usize) -> usize {
+    (stage * KINDS + kind as usize) * step + mb as usize % step
 }
 
 impl Finder<'_> {
     /// Adds the waits of F, B and I for their input and for their send slot.
     fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
         let rings = &self.program.rings[s];
-        let last = s + 1 == self.program.rank_of_stage.len();
+        let (before, after) = (self.program.border_before(s).is_some(), self.program.border_after(s).is_some());
         let hop = time + i128::from(self.costs.hop_ns);
         // What is received from where, and what is sent to where.
         let (input, output, slots) = match Kind::of(op) {
             Kind::F => (
-                (s > 0).then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
-                (!last).then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
+                before.then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
+                after.then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
                 rings.send_f,
             ),
             Kind::B | Kind::I => (
-                (!last).then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
-                (s > 0).then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
+                after.then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
+                before.then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
                 rings.send_b,
             ),
             _ => return Some(()),
@@ -144,9 +155,9 @@ impl Finder<'_> {
 
     /// The wait of micro-batch `mb` for the instruction of `mb - back`.
     fn edge(&self, (stage, kind): (usize, Kind), mb: u32, back: u32, time: i128) -> Option<Edge> {
-        let step = i128::from(self.program.streams[self.program.rank_of_stage[stage].index()].microbatches);
+        let step = self.step as i128;
         let wanted = i128::from(mb) - i128::from(back);
-        let (from, has) = *self.at.get(&(stage, kind, wanted.rem_euclid(step.max(1)) as u32))?;
+        let (from, has) = (*self.at.get(place(stage, kind, wanted.rem_euclid(step) as u32, self.step))?)?;
         Some(Edge { from, time, shift: (i128::from(has) - wanted) / step })
     }
 }
@@ -177,6 +188,51 @@ impl Ratio {
     }
 }
 
+/// Repetitions that are timed for a first policy.
+const TIMED: usize = 4;
+
+/// The waits that decide after a few repetitions: most often those that decide for ever, so that little is left to
+/// improve. None where a repetition waits for a later one.
+fn first_picks(graph: &Graph) -> Option<Vec<usize>> {
+    let count = graph.waits.len();
+    let mut waiting = vec![0usize; count];
+    let mut followers = vec![Vec::new(); count];
+    for (node, edges) in graph.waits.iter().enumerate() {
+        for edge in edges.iter().filter(|edge| edge.shift == 0) {
+            waiting[node] += 1;
+            followers[edge.from].push(node as u32);
+        }
+        if edges.iter().any(|edge| edge.shift < 0) {
+            return None;
+        }
+    }
+    let mut order: Vec<usize> = (0..count).filter(|node| waiting[*node] == 0).collect();
+    let mut next = 0;
+    while let Some(node) = order.get(next).copied() {
+        next += 1;
+        for follower in followers[node].iter().map(|f| *f as usize) {
+            waiting[follower] -= 1;
+            if waiting[follower] == 0 {
+                order.push(follower);
+            }
+        }
+    }
+    if order.len() < count {
+        return None;
+    }
+    let (mut ends, mut pick) = (vec![0i128; count], vec![0; count]);
+    for _ in 0..TIMED {
+        let before = ends.clone();
+        for node in &order {
+            let end = |edge: &Edge| edge.time + if edge.shift == 0 { ends[edge.from] } else { before[edge.from] };
+            let waits = graph.waits[*node].iter().map(end).enumerate();
+            let (number, latest) = waits.rev().max_by_key(|(_, end)| *end).expect("a node waits for the one before");
+            (pick[*node], ends[*node]) = (number, latest);
+        }
+    }
+    Some(pick)
+}
+
 struct Policy {
     /// By instruction: which of its waits decides.
     pick: Vec<usize>,
@@ -188,7 +244,8 @@ struct Policy {
 impl Policy {
     fn new(graph: &Graph) -> Policy {
         let count = graph.waits.len();
-        Policy { pick: vec![0; count], ratios: vec![Ratio { time: 0, shift: 1 }; count], values: vec![0; count] }
+        let pick = first_picks(graph).unwrap_or_else(|| vec![0; count]);
+        Policy { pick, ratios: vec![Ratio { time: 0, shift: 1 }; count], values: vec![0; count] }
     }
 
     /// Follows the picks to their cycles. None at a cycle of no positive shift.

@@ -137,7 +137,7 @@ impl<'a> Clock<'a> {
     fn ready_ns(&self, event: &Event) -> u64 {
         let s = event.stage.index();
         let rings = &self.program.rings[s];
-        let (before, after) = (s.checked_sub(1), (s < self.links.len()).then_some(s));
+        let (before, after) = (self.program.border_before(s), self.program.border_after(s));
         let (input, output, slots) = match event.op {
             Op::F => (before.map(|c| (c, 0)), after.map(|c| (c, 0)), rings.send_f),
             Op::B(_) | Op::I => (after.map(|c| (c, 1)), before.map(|c| (c, 1)), rings.send_b),

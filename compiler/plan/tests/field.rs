@@ -42,6 +42,88 @@ fn fewer_microbatches_than_ranks() {
     }
 }
 
+/// Megatron takes groups of P, PyTorch as many equal groups as P fits in: 10 micro-batches on 4 ranks are refused by
+/// one and taken by the other, 9 by neither.
+#[test]
+fn microbatches_that_are_no_multiple_of_the_ranks() {
+    let refused = |name: &str, m| {
+        let schedule = dsl::library::schedule(name).unwrap();
+        let mut found = plan::expand(&schedule, Shape::new(4, m)).unwrap_err();
+        assert_eq!((found.len(), found[0].code), (1, "P0309"));
+        let found = found.remove(0);
+        let source = dsl::library::source(found.labels[0].library.as_deref().unwrap()).unwrap();
+        assert!(source[found.labels[0].span.clone()].starts_with("sequence F = groups("));
+        (found.message, found.notes.join("; "), found.help.unwrap())
+    };
+    let (message, notes, help) = refused("interleaved_1f1b", 10);
+    assert_eq!(message, "10 micro-batches do not divide into groups of 4");
+    assert!(notes.contains("by PyTorch's rule, `groups(M / max(1, M / P))`, there are 2 groups of 5"), "{notes}");
+    assert_eq!(help, "the nearest accumulate that do are 8 and 12");
+    let (message, notes, _) = refused("interleaved_1f1b", 9);
+    assert_eq!(message, "9 micro-batches do not divide into groups of 4");
+    assert!(!notes.contains("PyTorch"), "{notes}");
+    let (message, _, help) = refused("interleaved_1f1b_torch", 9);
+    assert_eq!(message, "9 micro-batches do not divide into groups of 4");
+    assert_eq!(help, "the nearest accumulate that do are 8 and 10");
+    let torch = dsl::library::schedule("interleaved_1f1b_torch").unwrap();
+    for m in [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15] {
+        plan::expand(&torch, Shape::new(4, m)).unwrap();
+    }
+}
+
+/// Interleaved stages on two ranks, whose sends wait for their receives: both ranks send first.
+#[test]
+fn interleaved_stages_with_rendezvous_sends() {
+    for name in ["interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_v"] {
+        let schedule = dsl::library::schedule(name).unwrap();
+        for (ranks, m) in [(2, 4), (2, 2), (1, 3), (3, 6), (8, 8), (4, 16)] {
+            let lean = Shape { receive_extra: 0, ..Shape::new(ranks, m) };
+            for shape in [lean, Shape::new(ranks, m)] {
+                plan::expand(&schedule, shape).unwrap_or_else(|e| panic!("{name} {shape:?}: {e:?}"));
+            }
+        }
+    }
+}
+
+/// A receive that is posted early holds up nobody: with 8 ranks of 2 stages the bubble is what the formula says.
+#[test]
+fn an_early_receive_holds_no_send_up() {
+    let schedule = dsl::library::schedule("interleaved_1f1b").unwrap();
+    let shape = Shape::new(8, 8);
+    let program = plan::expand(&schedule, shape).unwrap();
+    let (facts, _) = analyse(&program, &Subject::new(&schedule, shape), &Costs::unit(16));
+    assert_eq!(facts.makespan_ns, 3 * (2 * 8 + 7));
+}
+
+/// Neighbours on one rank: no transfer, no send slot, one ring.
+#[test]
+fn stages_on_one_rank_hand_over() {
+    let schedule = dsl::library::schedule("zb_v").unwrap();
+    let program = plan::expand(&schedule, Shape::new(2, 4)).unwrap();
+    let borders: Vec<bool> = (0..4).map(|s| program.hands_over(s)).collect();
+    assert_eq!(borders, [false, true, false, false]);
+    assert_eq!((program.rings[1].send_f, program.rings[2].send_b), (0, 0));
+    assert!(program.rings[2].recv_f > 0 && program.rings[1].recv_b > 0);
+    let transfers = |stage: u32| {
+        use artifact::stream::Op::{RecvB, RecvF, SendB, SendF};
+        let of = program.streams[1].period.iter().filter(|i| i.stage.0 == stage);
+        of.filter(|i| matches!(i.op, RecvF | SendF | RecvB | SendB))
+            .map(|i| i.op)
+            .collect::<std::collections::HashSet<_>>()
+    };
+    use artifact::stream::Op;
+    assert_eq!(transfers(1), [Op::RecvF, Op::SendB].into());
+    assert_eq!(transfers(2), [Op::SendF, Op::RecvB].into());
+    let mut late = program.clone();
+    let period = &mut late.streams[1].period;
+    let at = |period: &[artifact::stream::Instr], stage: u32| {
+        period.iter().position(|i| i.op == Op::F && i.stage.0 == stage && i.mb == 0).unwrap()
+    };
+    let (lower, upper) = (at(period, 1), at(period, 2));
+    period.swap(lower, upper);
+    assert!(matches!(verify(&late).unwrap_err()[..], [Violation::Order { .. }, ..]));
+}
+
 /// An update before the last weight gradient breaks accumulation.
 #[test]
 fn an_update_comes_after_the_last_weight_gradient() {

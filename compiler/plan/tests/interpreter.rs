@@ -86,10 +86,13 @@ pub struct Observed {
 struct World<'a> {
     program: &'a Program,
     stages: Vec<Stage>,
-    /// By lower stage and direction: what is offered, what is posted.
-    offers: Vec<[VecDeque<u64>; 2]>,
-    posts: Vec<[VecDeque<u64>; 2]>,
+    /// By sending and receiving rank: what is offered, what is posted. Nothing but its order tells messages apart.
+    offers: Vec<VecDeque<Message>>,
+    posts: Vec<VecDeque<Message>>,
 }
+
+/// Lower stage, direction (0: forward), micro-batch.
+type Message = (usize, usize, u64);
 
 /// Whether the instruction was performed; if not, it waits.
 type Done = Result<bool, String>;
@@ -110,46 +113,59 @@ impl World<'_> {
             weighted: HashSet::new(),
         };
         let stages: Vec<Stage> = program.rings.iter().map(stage).collect();
-        let channels = stages.len() - 1;
-        let empty = || vec![Default::default(); channels];
+        let empty = || vec![VecDeque::new(); program.streams.len().pow(2)];
         World { program, stages, offers: empty(), posts: empty() }
     }
 
     fn perform(&mut self, op: Op, s: usize, mb: u64) -> Done {
         let (first, last) = (s == 0, s + 1 == self.stages.len());
+        // Neighbours on one rank hand over: the slot of the reader is written in place.
+        let (from, to) = (!first && self.together(s - 1), !last && self.together(s));
         let stage = &mut self.stages[s];
         match op {
             Op::F => {
                 if !first && *stage.recv_f.at(mb)? != Slot::Ready(mb) {
-                    return waits(*stage.recv_f.at(mb)?, mb);
+                    let slot = *stage.recv_f.at(mb)?;
+                    return if from { Err(format!("F {mb} has no input: {slot:?}")) } else { waits(slot, mb) };
                 }
-                if !last && *stage.send_f.at(mb)? != Slot::Free {
+                if !last && !to && *stage.send_f.at(mb)? != Slot::Free {
                     return Ok(false);
                 }
                 stage.stash.claim(mb, "stash")?;
                 if first {
                     stage.recv_f.claim(mb, "tokens")?;
                 }
-                if !last {
+                if !last && !to {
                     stage.send_f.claim(mb, "send_f")?;
                 }
                 if stage.read[mb as usize].replace(stage.version).is_some() {
                     return Err(format!("F {mb} twice"));
                 }
+                if to {
+                    let next = &mut self.stages[s + 1].recv_f;
+                    next.claim(mb, "output")?;
+                    *next.at(mb)? = Slot::Ready(mb);
+                }
             }
             Op::B(_) | Op::I => {
                 if !last && *stage.recv_b.at(mb)? != Slot::Ready(mb) {
-                    return waits(*stage.recv_b.at(mb)?, mb);
+                    let slot = *stage.recv_b.at(mb)?;
+                    return if to { Err(format!("{mb} has no gradient: {slot:?}")) } else { waits(slot, mb) };
                 }
-                if !first && *stage.send_b.at(mb)? != Slot::Free {
+                if !first && !from && *stage.send_b.at(mb)? != Slot::Free {
                     return Ok(false);
                 }
                 let read = stage.read[mb as usize].ok_or_else(|| format!("backward of {mb} before F"))?;
                 if stage.crossed[mb as usize].replace(stage.version - read).is_some() {
                     return Err(format!("backward of {mb} twice"));
                 }
-                if !first {
+                if !first && !from {
                     stage.send_b.claim(mb, "send_b")?;
+                }
+                if from {
+                    let before = &mut self.stages[s - 1].recv_b;
+                    before.claim(mb, "input gradient")?;
+                    *before.at(mb)? = Slot::Ready(mb);
                 }
                 if let Op::B(a) = op {
                     self.weight(s, mb, a.first, a.last)?;
@@ -166,14 +182,21 @@ impl World<'_> {
             Op::SendB => self.offer(s, 1, mb)?,
             Op::RecvF => {
                 stage.recv_f.claim(mb, "RECV_F")?;
-                self.posts[s - 1][0].push_back(mb);
+                let pair = self.pair(s - 1, s);
+                self.posts[pair].push_back((s - 1, 0, mb));
             }
             Op::RecvB => {
                 stage.recv_b.claim(mb, "RECV_B")?;
-                self.posts[s][1].push_back(mb);
+                let pair = self.pair(s + 1, s);
+                self.posts[pair].push_back((s, 1, mb));
             }
         }
         Ok(true)
+    }
+
+    /// Whether a stage and the next are on one rank.
+    fn together(&self, s: usize) -> bool {
+        self.program.rank_of_stage[s] == self.program.rank_of_stage[s + 1]
     }
 
     fn weight(&mut self, s: usize, mb: u64, first: bool, last: bool) -> Result<(), String> {
@@ -219,18 +242,26 @@ impl World<'_> {
             return Err(format!("{mb} is offered from {slot:?}"));
         }
         *slot = Slot::Ready(mb);
-        self.offers[if direction == 0 { s } else { s - 1 }][direction].push_back(mb);
+        let (to, channel) = if direction == 0 { (s + 1, s) } else { (s - 1, s - 1) };
+        let pair = self.pair(s, to);
+        self.offers[pair].push_back((channel, direction, mb));
         Ok(())
     }
 
-    fn transfer(&mut self, channel: usize, direction: usize) -> Done {
-        let (offers, posts) = (&mut self.offers[channel][direction], &mut self.posts[channel][direction]);
-        let (Some(sent), Some(wanted)) = (offers.front().copied(), posts.front().copied()) else { return Ok(false) };
-        if sent != wanted {
-            return Err(format!("{sent} is sent where {wanted} is received"));
+    fn pair(&self, from: usize, to: usize) -> usize {
+        let rank = |s: usize| self.program.rank_of_stage[s].index();
+        rank(from) * self.program.streams.len() + rank(to)
+    }
+
+    fn transfer(&mut self, pair: usize) -> Done {
+        let (offers, posts) = (&mut self.offers[pair], &mut self.posts[pair]);
+        let (Some(offered), Some(wanted)) = (offers.front().copied(), posts.front().copied()) else { return Ok(false) };
+        if offered != wanted {
+            return Err(format!("{offered:?} is sent where {wanted:?} is received"));
         }
         offers.pop_front();
         posts.pop_front();
+        let (channel, direction, sent) = offered;
         let (from, to) = if direction == 0 { (channel, channel + 1) } else { (channel + 1, channel) };
         if direction == 0 {
             self.stages[from].send_f.release(sent, "send_f")?;
@@ -256,16 +287,16 @@ pub fn interpret(program: &Program, updates: u64, random: &mut Random) -> Result
     let lists: Vec<Vec<_>> = program.streams.iter().map(|s| s.segment(updates).collect()).collect();
     let mut world = World::new(program, microbatches);
     let mut next = vec![0; lists.len()];
-    let channels = world.offers.len();
+    let pairs = world.offers.len();
     loop {
-        let mut tries: Vec<usize> = (0..lists.len() + 2 * channels).collect();
+        let mut tries: Vec<usize> = (0..lists.len() + pairs).collect();
         for i in (1..tries.len()).rev() {
             tries.swap(i, random.below(i as u64 + 1) as usize);
         }
         let mut moved = false;
         for chosen in tries {
-            if let Some(channel) = chosen.checked_sub(lists.len()) {
-                moved |= world.transfer(channel / 2, channel % 2)?;
+            if let Some(pair) = chosen.checked_sub(lists.len()) {
+                moved |= world.transfer(pair)?;
             } else {
                 // A rank performs a random number of instructions before others get their turn.
                 for _ in 0..random.below(4) + 1 {

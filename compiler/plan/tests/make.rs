@@ -22,7 +22,7 @@ pub fn after() -> Expr {
 }
 
 pub fn step(action: Action) -> Step {
-    Step { action, when: None, span: (action as usize * 10)..(action as usize * 10 + 1) }
+    Step { action, chunk: None, when: None, span: (action as usize * 10)..(action as usize * 10 + 1) }
 }
 
 pub fn when(action: Action, left: Expr, op: CmpOp, right: Expr) -> Step {
@@ -46,7 +46,16 @@ pub fn drain(body: Vec<Step>) -> Phase {
 }
 
 pub fn schedule(name: &str, backward: Backward, update: Update, order: Vec<Phase>) -> Schedule {
-    Schedule { name: name.into(), place: Place::Linear, backward, update, order, span: 0..200, library: false }
+    Schedule {
+        name: name.into(),
+        place: Place::Linear,
+        backward,
+        update,
+        sequences: Vec::new(),
+        order,
+        span: 0..200,
+        library: false,
+    }
 }
 
 pub fn gpipe() -> Schedule {

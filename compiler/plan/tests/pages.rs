@@ -60,10 +60,14 @@ fn labels_point_at_the_bound_and_into_the_library() {
 /// `check` is quick on plans of usual size, whatever the bounds ask for.
 #[test]
 fn large_plans_are_analysed() {
-    for (schedule, ranks, accumulate) in [(async_1f1b(), 64, 1), (async_1f1b(), 32, 64), (one_f_one_b(), 16, 512)] {
+    let chunked = || dsl::library::schedule("interleaved_1f1b").unwrap();
+    for (schedule, ranks, accumulate) in
+        [(async_1f1b(), 64, 1), (async_1f1b(), 32, 64), (one_f_one_b(), 16, 512), (chunked(), 32, 256)]
+    {
         let shape = Shape::new(ranks, accumulate);
         let program = plan::expand(&schedule, shape).unwrap();
-        let (facts, found) = analyse(&program, &Subject::new(&schedule, shape), &Costs::unit(ranks as usize));
+        let (facts, found) =
+            analyse(&program, &Subject::new(&schedule, shape), &Costs::unit(program.rank_of_stage.len()));
         assert_eq!(found, []);
         assert!(facts.proofs.iter().all(|p| p.holds));
     }

@@ -5,7 +5,9 @@ use crate::make::{async_1f1b, drain, gpipe, num, one_f_one_b, op, repeat, schedu
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
 use artifact::verify::{Violation, verify};
-use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Expr, Phase, Schedule, Step, Update, Var};
+use dsl::schedule::{
+    Action, Backward, BinaryOp, Chunks, CmpOp, Expr, Phase, Place, Schedule, Sequence, Step, Update, Var,
+};
 use plan::steady::steady;
 use plan::time::{Costs, run};
 use plan::{Shape, Subject, analyse};
@@ -75,6 +77,7 @@ fn random_orders_run_as_analysed() {
         let schedule = random_schedule(&mut random);
         let shape = Shape {
             ranks: 1 + random.below(4) as u32,
+            chunks: 1,
             accumulate: 1 + random.below(5) as u32,
             receive_extra: random.below(3) as u32,
             send_slots: 1 + random.below(2) as u32,
@@ -97,10 +100,79 @@ fn random_orders_run_as_analysed() {
     );
 }
 
+/// Several stages a rank: random placements, groups and orders, with actions that name their chunks or are in sequences.
+fn random_chunked(random: &mut Random) -> Schedule {
+    use Action::{B, F, I, W};
+    let split = random.below(2) == 0;
+    let backward = if split { Backward::Split } else { Backward::Whole };
+    let all: &[Action] = if split { &[F, I, W] } else { &[F, B] };
+    let place = match random.below(4) {
+        0 => Place::Wave,
+        1 => Place::Loop(Chunks::Fixed(3)),
+        _ => Place::Loop(Chunks::Given),
+    };
+    let mut phases = order(random, split);
+    let mut sequences = Vec::new();
+    let groups = [var(Var::P), var(Var::M), num(1), num(2), op(BinaryOp::Mul, num(2), var(Var::P))];
+    for action in all {
+        if place != Place::Wave || random.below(2) == 0 {
+            let groups = groups[random.below(groups.len() as u64) as usize].clone();
+            let descending = if random.below(4) == 0 { *action == F } else { *action != F };
+            sequences.push(Sequence { action: *action, groups, descending, span: 0..1 });
+            continue;
+        }
+        // Both chunks in turn, in a random order.
+        for phase in &mut phases {
+            let steps = std::mem::take(&mut phase.body);
+            for step in steps {
+                if step.action != *action {
+                    phase.body.push(step);
+                    continue;
+                }
+                let first = random.below(2) as u32;
+                phase.body.push(Step { chunk: Some(first), ..step.clone() });
+                phase.body.push(Step { chunk: Some(1 - first), ..step });
+            }
+        }
+    }
+    Schedule { place, sequences, ..schedule("random", backward, Update::Flush, phases) }
+}
+
+#[test]
+fn random_chunked_orders_run_as_analysed() {
+    let mut random = Random(17);
+    let (mut accepted, mut deadlocks, mut backwards) = (0, 0, 0);
+    for _ in 0..3000 {
+        let schedule = random_chunked(&mut random);
+        let shape = Shape {
+            ranks: 1 + random.below(4) as u32,
+            chunks: 1 + random.below(3) as u32,
+            accumulate: 1 + random.below(8) as u32,
+            receive_extra: random.below(3) as u32,
+            send_slots: 1 + random.below(2) as u32,
+        };
+        match plan::expand(&schedule, shape) {
+            Ok(program) => {
+                accepted += 1;
+                matches_facts(&schedule, shape, &program, &mut random);
+            }
+            Err(found) => {
+                assert!(found.iter().all(|d| d.is_error() && d.code != "P0399"), "{found:?}\n{schedule:?} {shape:?}");
+                deadlocks += usize::from(found[0].code == "P0310");
+                backwards += usize::from(found[0].code == "P0301");
+            }
+        }
+    }
+    assert!(
+        accepted > 150 && deadlocks > 50 && backwards > 500,
+        "{accepted} accepted, {deadlocks} deadlocks, {backwards} out of order"
+    );
+}
+
 fn matches_facts(schedule: &Schedule, shape: Shape, program: &Program, random: &mut Random) {
-    let costs = Costs::unit(shape.ranks as usize);
+    let stages = program.rank_of_stage.len();
+    let costs = Costs::unit(stages);
     let (facts, _) = analyse(program, &Subject::new(schedule, shape), &costs);
-    let stages = shape.ranks as usize;
     let mut seen = vec![(0, 0); stages];
     let long = {
         let furthest = program.streams.iter().flat_map(|s| &s.period).map(|i| i.mb).max().unwrap_or(0);
@@ -211,6 +283,19 @@ fn good_programs() -> Vec<Program> {
         for (ranks, accumulate) in [(2, 1), (3, 2), (4, 3)] {
             programs.push(plan::expand(&schedule, Shape::new(ranks, accumulate)).unwrap());
         }
+    }
+    for (name, ranks, accumulate) in [
+        ("interleaved_1f1b", 1, 2),
+        ("interleaved_1f1b", 2, 4),
+        ("looped_bfs", 2, 3),
+        ("looped_bfs", 3, 2),
+        ("interleaved_zb", 2, 2),
+        ("zb_v", 1, 2),
+        ("zb_v", 2, 3),
+        ("zb_v", 3, 4),
+    ] {
+        let schedule = dsl::library::schedule(name).unwrap();
+        programs.push(plan::expand(&schedule, Shape::new(ranks, accumulate)).unwrap());
     }
     programs
 }

@@ -25,8 +25,9 @@ fn drift_max(facts: &Facts) -> Vec<u64> {
 /// The library's schedules are the ones that these tests build by hand.
 #[test]
 fn library_schedules_expand_to_the_same_streams() {
-    for hand in [gpipe(), one_f_one_b(), async_1f1b()] {
-        let library = dsl::library::schedule(&hand.name).unwrap();
+    let split = |k| Schedule { name: format!("zb_h{k}"), ..zb_h(k, Update::Flush) };
+    for hand in [gpipe(), one_f_one_b(), async_1f1b(), split(1), split(2)] {
+        let library = library(&hand.name);
         for (ranks, accumulate) in [(1, 1), (2, 3), (4, 4), (8, 3)] {
             let shape = Shape::new(ranks, accumulate);
             assert_eq!(plan::expand(&library, shape), plan::expand(&hand, shape), "{} {shape:?}", hand.name);
@@ -121,6 +122,27 @@ fn exact_makespans_idle_and_peaks() {
     check(&one_f_one_b(), 8, 16, 69, 21, &[8, 7, 6, 5, 4, 3, 2, 1]);
 }
 
+/// schedules.md, several stages a rank: times and peaks by chunk.
+#[test]
+fn exact_makespans_idle_and_peaks_of_chunked_schedules() {
+    let check = |name: &str, ranks: u32, m: u32, makespan: u64, span: u64, peaks: &[u32]| {
+        let schedule = library(name);
+        let facts = facts_with(&schedule, Shape::new(ranks, m), &Costs::unit(2 * ranks as usize), None);
+        assert_eq!(facts.makespan_ns, makespan, "{name}");
+        assert_eq!(facts.ranks.iter().map(|r| r.span_ns).max(), Some(span), "{name}");
+        let peak: Vec<u32> = facts.ranks.iter().map(|r| r.in_flight_max).collect();
+        assert_eq!(peak, peaks, "{name}");
+        for rank in &facts.ranks {
+            assert_eq!(rank.busy_ns, u64::from(2 * m) * 3);
+        }
+    };
+    check("interleaved_1f1b", 4, 8, 57, 57, &[11, 9, 7, 5]);
+    check("interleaved_1f1b_torch", 4, 8, 57, 57, &[11, 9, 7, 5]);
+    check("looped_bfs", 4, 8, 57, 57, &[16; 4]);
+    check("interleaved_zb", 4, 8, 51, 51, &[8; 4]);
+    check("zb_v", 4, 8, 51, 48, &[8; 4]);
+}
+
 #[test]
 fn peak_does_not_depend_on_the_number_of_microbatches() {
     let peaks = |m| facts(&one_f_one_b(), 8, m).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();
@@ -140,6 +162,10 @@ const ZERO_BUBBLE: [Row; 5] = [
     ((8, 64), [29935, 29621, 19388, 535], [0.1091, 0.0554, 0.0294]),
 ];
 
+fn library(name: &str) -> Schedule {
+    dsl::library::schedule(name).unwrap()
+}
+
 fn zero_bubble(schedule: &Schedule, row: &Row) -> Facts {
     let ((ranks, m), [f, i, w, hop], _) = *row;
     facts_with(schedule, Shape::new(ranks, m), &Costs::uniform(ranks as usize, f, i, w, hop), None)
@@ -152,27 +178,27 @@ fn zero_bubble_paper() {
     };
     for row in &ZERO_BUBBLE {
         let [f1, h1, h2] = row.2;
-        near(zero_bubble(&one_f_one_b(), row).ranks[0].bubble_makespan, f1, "1F1B");
-        near(zero_bubble(&zb_h(1, Update::Flush), row).ranks[0].bubble_makespan, h1, "H1");
-        near(zero_bubble(&zb_h(2, Update::Flush), row).ranks[0].bubble_span, h2, "H2");
+        near(zero_bubble(&library("one_f_one_b"), row).ranks[0].bubble_makespan, f1, "1F1B");
+        near(zero_bubble(&library("zb_h1"), row).ranks[0].bubble_makespan, h1, "H1");
+        near(zero_bubble(&library("zb_h2"), row).ranks[0].bubble_span, h2, "H2");
     }
     let span = |schedule: &Schedule, row: usize| {
         zero_bubble(schedule, &ZERO_BUBBLE[row]).ranks.iter().map(|r| r.span_ns).max().unwrap()
     };
-    assert_eq!(span(&one_f_one_b(), 0), 1_456_749);
-    assert_eq!(span(&zb_h(1, Update::Flush), 0), 1_310_405);
-    assert_eq!(span(&zb_h(2, Update::Flush), 0), 1_236_632);
-    assert_eq!(span(&one_f_one_b(), 3), 2_480_217);
-    assert_eq!(span(&zb_h(1, Update::Flush), 3), 2_187_537);
-    assert_eq!(span(&zb_h(2, Update::Flush), 3), 2_040_670);
+    assert_eq!(span(&library("one_f_one_b"), 0), 1_456_749);
+    assert_eq!(span(&library("zb_h1"), 0), 1_310_405);
+    assert_eq!(span(&library("zb_h2"), 0), 1_236_632);
+    assert_eq!(span(&library("one_f_one_b"), 3), 2_480_217);
+    assert_eq!(span(&library("zb_h1"), 3), 2_187_537);
+    assert_eq!(span(&library("zb_h2"), 3), 2_040_670);
 }
 
 /// In flight from F to W: P for H1 on every rank, 2P - 1 for H2.
 #[test]
 fn zero_bubble_peaks() {
-    let peaks = |k| facts(&zb_h(k, Update::Flush), 4, 12).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();
-    assert_eq!(peaks(1), [4; 4]);
-    assert_eq!(peaks(2), [7; 4]);
+    let peaks = |name| facts(&library(name), 4, 12).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();
+    assert_eq!(peaks("zb_h1"), [4; 4]);
+    assert_eq!(peaks("zb_h2"), [7; 4]);
 }
 
 /// No bubble in steady state without latency; with latency c, utilisation P t / (P t + 2 (P - 1) c).

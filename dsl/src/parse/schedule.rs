@@ -2,7 +2,7 @@
 
 use super::value::{comparison, extent, to_failure};
 use super::{Fault, Input, Parsed, Reader, kind, name_of, symbol};
-use crate::ast::{Clause, ClauseKind, Cond, Expr, ExprKind, Name, Phase, Schedule, Step};
+use crate::ast::{Clause, ClauseKind, Cond, Expr, ExprKind, Name, Phase, Schedule, Sequence, Step};
 use crate::diag::Span;
 use crate::lex::Kind;
 use crate::schedule::BinaryOp;
@@ -14,7 +14,7 @@ use nom::sequence::delimited;
 /// Longest expression, in tokens. It bounds the depth of the tree.
 const EXPR_TOKENS_MAX: usize = 200;
 
-impl Reader<'_> {
+impl<'t> Reader<'t> {
     /// The body of a schedule; its keyword and name were taken.
     pub(super) fn schedule(&mut self, keyword: Name, name: Name) -> Option<Schedule> {
         if !self.at("{") {
@@ -33,7 +33,7 @@ impl Reader<'_> {
             }
             if self.peek().kind != Kind::Word {
                 schedule.broken = true;
-                self.fault(Fault::at(self.rest, "`place`, `backward`, `flush`, `update` or `order`"));
+                self.fault(Fault::at(self.rest, "`place`, `backward`, `flush`, `update`, `sequence` or `order`"));
                 self.skip_entry(true);
                 continue;
             }
@@ -43,9 +43,30 @@ impl Reader<'_> {
 
     fn clause(&mut self) -> Clause {
         let key = name_of(self.bump());
-        let kind = if key.text == "order" { self.order(&key.span) } else { self.words() };
+        let kind = match key.text.as_str() {
+            "order" => self.order(&key.span),
+            "sequence" => self.form(|input| sequence(input).map(|(rest, s)| (rest, ClauseKind::Sequence(s)))),
+            "place" if self.peek_at(1).text == "(" && !self.peek().starts_line => {
+                self.form(|input| placement(input).map(|(rest, (name, size))| (rest, ClauseKind::Call(name, size))))
+            }
+            _ => self.words(),
+        };
         let span = key.span.start..self.last.end;
         Clause { key, kind, span }
+    }
+
+    /// What `parser` reads, up to the clause's end.
+    fn form(&mut self, parser: fn(Input<'t>) -> Parsed<'t, ClauseKind>) -> ClauseKind {
+        let found = self.take(parser);
+        if found.is_some() && !self.entry_ends() && self.peek().kind != Kind::Semicolon {
+            self.fault(Fault::at(self.rest, "a new line or `}`"));
+            self.skip_entry(true);
+            return ClauseKind::Invalid;
+        }
+        found.unwrap_or_else(|| {
+            self.skip_entry(false);
+            ClauseKind::Invalid
+        })
     }
 
     /// The words up to the clause's end.
@@ -135,6 +156,25 @@ impl Phase {
         let keyword = Name { text: "repeat".into(), span: at.clone() };
         Self { keyword, count: None, steps: Vec::new(), span: at.clone(), broken: true }
     }
+}
+
+/// `loop(v)`
+fn placement(input: Input<'_>) -> Parsed<'_, (Name, Expr)> {
+    let (rest, word) = kind(Kind::Word, "a placement")(input)?;
+    let (rest, size) = delimited(symbol("(", "`(`"), expr, symbol(")", "`)`")).parse(rest)?;
+    Ok((rest, (name_of(word), size)))
+}
+
+/// `F = groups(P) chunks ascending`
+fn sequence(input: Input<'_>) -> Parsed<'_, Sequence> {
+    let (rest, action) = kind(Kind::Word, "an action: F, B, I or W")(input)?;
+    let (rest, _) = kind(Kind::Assign, "`=`")(rest)?;
+    let (rest, by) = kind(Kind::Word, "`groups`")(rest)?;
+    let (rest, size) = delimited(symbol("(", "`(`"), expr, symbol(")", "`)`")).parse(rest)?;
+    let (rest, what) = kind(Kind::Word, "`chunks`")(rest)?;
+    let (rest, direction) = kind(Kind::Word, "`ascending` or `descending`")(rest)?;
+    let [action, by, what, direction] = [action, by, what, direction].map(name_of);
+    Ok((rest, Sequence { action, by, size, what, direction }))
 }
 
 /// `W when n >= 3`

@@ -9,7 +9,7 @@ use crate::spec::{At, Costs};
 pub(super) const COST: Keys = Keys { block: "cost", known: &["F", "I", "W", "B", "hop"], later: &["U"] };
 
 /// Times are uniform or a list with one for each stage.
-pub(super) fn cost(cx: &mut Context, entry: &Entry, ranks: Option<&At<u32>>) -> Option<At<Costs>> {
+pub(super) fn cost(cx: &mut Context, entry: &Entry, ranks: Option<&At<u32>>, chunks: u32) -> Option<At<Costs>> {
     let ValueKind::Record(None, body) = &entry.value.kind else {
         if entry.value.kind != ValueKind::Invalid {
             let found = Diagnostic::error("P0212", entry.value.span.clone(), "`cost` is a block");
@@ -18,7 +18,7 @@ pub(super) fn cost(cx: &mut Context, entry: &Entry, ranks: Option<&At<u32>>) -> 
         return None;
     };
     let section = Section::new(cx, "cost", &entry.key.span, body, &COST);
-    let mut times = |key, least| section.value(cx, key).map(|value| list(cx, value, key, least, ranks));
+    let mut times = |key, least| section.value(cx, key).map(|value| list(cx, value, key, least, ranks, chunks));
     let (forward, whole) = (times("F", 1), times("B", 2));
     let (input, weight) = (times("I", 1), times("W", 1));
     let hop = section.value(cx, "hop").map(|value| cx.time_ns(value, "hop", 0));
@@ -59,17 +59,25 @@ fn both_forms(cx: &mut Context, section: &Section<'_>) {
     cx.report(found.help("give `B` alone (half is counted for each), or `I` and `W`"));
 }
 
-fn list(cx: &mut Context, value: &Value, key: &str, least: u64, ranks: Option<&At<u32>>) -> Option<Vec<u64>> {
+fn list(
+    cx: &mut Context,
+    value: &Value,
+    key: &str,
+    least: u64,
+    ranks: Option<&At<u32>>,
+    chunks: u32,
+) -> Option<Vec<u64>> {
     let ValueKind::List(items) = &value.kind else {
         return cx.time_ns(value, key, least).map(|t| vec![t]);
     };
     let times: Vec<Option<u64>> = items.iter().map(|item| cx.time_ns(item, key, least)).collect();
     if let Some(ranks) = ranks
-        && times.len() != ranks.value as usize
+        && times.len() != ranks.value as usize * chunks as usize
     {
-        let message = format!("`{key}` has {} times for {} stages", times.len(), ranks.value);
-        let found =
-            Diagnostic::error("P0217", value.span.clone(), message).and_at(ranks.span.clone(), "a stage a rank");
+        let message =
+            format!("`{key}` has {} times for {} stages", times.len(), u64::from(ranks.value) * u64::from(chunks));
+        let each = if chunks == 1 { "a stage a rank".into() } else { format!("{chunks} stages a rank") };
+        let found = Diagnostic::error("P0217", value.span.clone(), message).and_at(ranks.span.clone(), each);
         cx.report(found.help("give one time for all stages, or a list with one for each"));
         return None;
     }

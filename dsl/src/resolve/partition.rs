@@ -40,16 +40,23 @@ pub(super) fn partition(cx: &mut Context, section: &Section<'_>, outer: &Outer<'
 /// A balanced partition has a block for every stage.
 fn balanced(cx: &mut Context, partition: At<Partition>, outer: &Outer<'_>) -> At<Partition> {
     if let (Some(Some(model)), Some(ranks)) = (outer.model, outer.ranks)
-        && model.layers.value < ranks.value
+        && model.layers.value < ranks.value * outer.chunks
     {
-        let (layers, ranks_n) = (model.layers.value, ranks.value);
-        let message = format!("{layers} layers can't fill {ranks_n} stages");
+        let (layers, stages) = (model.layers.value, ranks.value * outer.chunks);
+        let message = format!("{layers} layers can't fill {stages} stages");
         let found = Diagnostic::error("P0222", model.layers.span.clone(), message)
-            .and_at(ranks.span.clone(), "a stage for each of these")
+            .and_at(
+                ranks.span.clone(),
+                match outer.chunks {
+                    1 => "a stage for each of these".into(),
+                    n => format!("{n} stages for each of these"),
+                },
+            )
             .note("a balanced partition gives every stage at least one block");
-        cx.report(
-            found.help(format!("use at most {layers} ranks, at least {ranks_n} layers, or an explicit partition")),
-        );
+        cx.report(found.help(match layers / outer.chunks {
+            0 => format!("use at least {stages} layers, or an explicit partition"),
+            most => format!("use at most {most} ranks, at least {stages} layers, or an explicit partition"),
+        }));
     }
     partition
 }
@@ -86,13 +93,15 @@ fn explicit(
         fine = covers(cx, value, &line, &flat);
     }
     if let Some(ranks) = outer.ranks
-        && stages.len() != ranks.value as usize
+        && stages.len() != ranks.value as usize * outer.chunks as usize
     {
-        let message = format!("the partition has {} stages for {} ranks", stages.len(), ranks.value);
+        let needed = ranks.value as usize * outer.chunks as usize;
+        let of = if outer.chunks == 1 { String::new() } else { format!(" of {} stages", outer.chunks) };
+        let message = format!("the partition has {} stages for {} ranks{of}", stages.len(), ranks.value);
         let found = Diagnostic::error("P0221", value.span.clone(), message).and_at(ranks.span.clone(), "the ranks");
         cx.report(match stages.len() {
-            0 => found.help(format!("write {} stages", ranks.value)),
-            n => found.help(format!("write {} stages, or set `ranks = {n}`", ranks.value)),
+            n if n > 0 && outer.chunks == 1 => found.help(format!("write {needed} stages, or set `ranks = {n}`")),
+            _ => found.help(format!("write {needed} stages")),
         });
         fine = false;
     }

@@ -2,7 +2,7 @@
 
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{ACCUMULATE_MAX, Context, GRID_MAX, not_yet, partition};
+use super::{ACCUMULATE_MAX, CHUNKS_MAX, Context, GRID_MAX, not_yet, partition};
 use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
 use crate::schedule::Schedule;
@@ -11,8 +11,8 @@ use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
     block: "pipeline",
-    known: &["partition", "schedule", "microbatch", "accumulate", "boundary", "fuse"],
-    later: &["chunks", "interleave", "recompute", "cover_latency", "clip", "replicas"],
+    known: &["partition", "schedule", "microbatch", "accumulate", "chunks", "boundary", "fuse"],
+    later: &["interleave", "recompute", "cover_latency", "clip", "replicas"],
 };
 
 pub(super) const STALENESS: Keys = Keys {
@@ -25,34 +25,37 @@ pub(super) const REQUIRE: Keys =
     Keys { block: "require", known: &["memory", "bubble"], later: &["drift", "delay", "throughput", "makespan"] };
 
 /// Published schedules that the library has not yet.
-const SCHEDULES_LATER: [&str; 15] = [
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "v_half",
-    "v_min",
-    "interleaved",
-    "interleaved_1f1b",
-    "interleaved_zb",
-    "looped_bfs",
-    "dualpipe",
-    "dualpipe_v",
-    "chimera",
-    "pipedream",
-    "pipedream_2bw",
-    "one_step_delay",
-];
+const SCHEDULES_LATER: [&str; 8] =
+    ["v_half", "v_min", "dualpipe", "dualpipe_v", "chimera", "pipedream", "pipedream_2bw", "one_step_delay"];
 
 /// What `pipeline` refers to outside its block.
 pub(super) struct Outer<'a> {
     /// None: no model; `Some(None)`: one with errors.
     pub model: Option<Option<&'a Model>>,
     pub ranks: Option<&'a At<u32>>,
+    /// Stages a rank, by [`chunks`].
+    pub chunks: u32,
     /// Of the file.
     pub schedules: &'a [Schedule],
     /// Names of schedules of the file with errors.
     pub broken: &'a [&'a str],
 }
+
+/// Stages a rank, where the block can be read that far. Faults are reported by [`pipeline`].
+pub(super) fn chunks(block: &Block, schedules: &[Schedule]) -> u32 {
+    let find = |key: &str| block.body.entries.iter().find(|e| e.key.text == key).map(|e| &e.value.kind);
+    let Some(ValueKind::Word(word)) = find("schedule") else { return 1 };
+    let own = schedules.iter().find(|s| s.name == *word).map(|s| s.place);
+    let Some(place) = own.or_else(|| crate::library::schedule(word).map(|s| s.place)) else { return 1 };
+    let given = match find("chunks") {
+        Some(ValueKind::Number(number)) => number.whole.and_then(|n| u32::try_from(n).ok()),
+        _ => None,
+    };
+    place.chunks(given.filter(|n| (1..=CHUNKS_MAX).contains(n)).unwrap_or(CHUNKS_DEFAULT))
+}
+
+/// Stages a rank with `place loop(v)`, unless the file says.
+const CHUNKS_DEFAULT: u32 = 2;
 
 pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Option<(Pipeline, Schedule)> {
     let section = Section::new(cx, "pipeline", &block.keyword.span, &block.body, &PIPELINE);
@@ -66,8 +69,10 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let accumulate = section.need(cx, "accumulate", "accumulate = 8");
     let accumulate = accumulate.and_then(|v| cx.count32(v, "accumulate", 1..=ACCUMULATE_MAX));
     if let (Some(ranks), Some(accumulate)) = (outer.ranks, &accumulate) {
-        grid(cx, ranks, accumulate);
+        grid(cx, ranks, outer.chunks, accumulate);
     }
+    let chunks = section.value(cx, "chunks").map(|v| cx.count32(v, "chunks", 1..=u64::from(CHUNKS_MAX)));
+    let chunks = given(chunks)?.unwrap_or(At { value: CHUNKS_DEFAULT, span: section.start.clone() });
     let partition = partition::partition(cx, &section, outer);
     let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
@@ -78,7 +83,8 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     }
     let (name, schedule) = schedule?;
     let (partition, accumulate) = (partition?, accumulate?);
-    let pipeline = Pipeline { partition, schedule: name, microbatch, accumulate, boundary: given(boundary)?, fuse };
+    let boundary = given(boundary)?;
+    let pipeline = Pipeline { partition, schedule: name, microbatch, accumulate, chunks, boundary, fuse };
     Some((pipeline, schedule))
 }
 
@@ -89,14 +95,15 @@ static ONE: Value = Value {
 };
 
 /// The plan's size is bounded.
-fn grid(cx: &mut Context, ranks: &At<u32>, accumulate: &At<u32>) {
-    let (p, k) = (u64::from(ranks.value), u64::from(accumulate.value));
+fn grid(cx: &mut Context, ranks: &At<u32>, chunks: u32, accumulate: &At<u32>) {
+    let (p, k) = (u64::from(ranks.value) * u64::from(chunks), u64::from(accumulate.value));
     if p * k > GRID_MAX {
-        let message = format!("{p} ranks with {k} micro-batches an update are more than a plan can hold");
+        let what = if chunks == 1 { "ranks" } else { "stages" };
+        let message = format!("{p} {what} with {k} micro-batches an update are more than a plan can hold");
         let found = Diagnostic::error("P0208", accumulate.span.clone(), message);
         let found = found.and_at(ranks.span.clone(), "the ranks");
         cx.report(
-            found.help(format!("ranks times accumulate is at most {GRID_MAX}: accumulate at most {}", GRID_MAX / p)),
+            found.help(format!("{what} times accumulate is at most {GRID_MAX}: accumulate at most {}", GRID_MAX / p)),
         );
     }
 }

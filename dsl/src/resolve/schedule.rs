@@ -1,13 +1,16 @@
 //! `schedule NAME { … }` to [`Schedule`].
 
+use super::CHUNKS_MAX;
 use super::{Context, not_yet, twice};
 use crate::ast::{self, Clause, ClauseKind, ExprKind};
 use crate::diag::{Diagnostic, Span};
-use crate::schedule::{Action, Backward, BinaryOp, Cond, Expr, Phase, PhaseKind, Place, Schedule, Step, Update, Var};
+use crate::schedule::{
+    Action, Backward, BinaryOp, Chunks, Cond, Expr, Phase, PhaseKind, Place, Schedule, Sequence, Step, Update, Var,
+};
 use crate::suggest::{either, nearest};
 
-const CLAUSES: [&str; 5] = ["place", "backward", "flush", "update", "order"];
-const CLAUSES_LATER: [&str; 7] = ["sequence", "block", "prefer", "table", "chunks", "boundary", "overlap"];
+const CLAUSES: [&str; 6] = ["place", "backward", "flush", "update", "sequence", "order"];
+const CLAUSES_LATER: [&str; 6] = ["block", "prefer", "table", "chunks", "boundary", "overlap"];
 const FLUSH: &str = "flush every accumulate";
 const LOCAL: &str = "update local every accumulate";
 
@@ -28,16 +31,21 @@ pub(crate) fn lower(cx: &mut Context, written: &ast::Schedule, library: bool) ->
     let place = place(cx, &clauses, written);
     let backward = backward(cx, &clauses, written);
     let update = update(cx, &clauses, written);
+    let sequences = sequences(cx, &clauses, backward, update);
     let order =
         match clauses.need(cx, "order", "order { warmup P - 1 - s { F }  repeat { F; B }  drain { B } }", written) {
-            Some(clause) => order(cx, clause, backward, update),
+            Some(clause) => order(cx, clause, backward, update).map(|phases| (clause, phases)),
             None => None,
         };
     if cx.found.len() > before {
         return None;
     }
+    let (clause, order) = order?;
+    let (place, backward, update) = (place?, backward?, update?);
     let (name, span) = (written.name.text.clone(), written.span.clone());
-    Some(Schedule { name, place: place?, backward: backward?, update: update?, order: order?, span, library })
+    let schedule = Schedule { name, place, backward, update, sequences: sequences?, order, span, library };
+    super::chunks::check(cx, &schedule, &clause.key.span);
+    (cx.found.len() == before).then_some(schedule)
 }
 
 struct Clauses<'a> {
@@ -49,7 +57,7 @@ struct Clauses<'a> {
 impl<'a> Clauses<'a> {
     fn add(&mut self, cx: &mut Context, clause: &'a Clause) {
         let (key, span) = (clause.key.text.as_str(), &clause.key.span);
-        if let Some(first) = self.find(key) {
+        if let Some(first) = self.find(key).filter(|_| key != "sequence") {
             return twice(cx, key, span, &first.key.span);
         }
         if CLAUSES.contains(&key) {
@@ -85,7 +93,7 @@ impl<'a> Clauses<'a> {
 fn words(cx: &mut Context, clause: &Clause, form: &str) -> Option<String> {
     match &clause.kind {
         ClauseKind::Words(words, None) => Some(words.iter().map(|w| w.text.as_str()).collect::<Vec<_>>().join(" ")),
-        ClauseKind::Words(_, Some(_)) | ClauseKind::Order(_) => {
+        ClauseKind::Words(_, Some(_)) | ClauseKind::Call(..) | ClauseKind::Sequence(_) | ClauseKind::Order(_) => {
             wrong_form(cx, clause, form);
             None
         }
@@ -102,18 +110,74 @@ fn place(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Op
     let clause = clauses.need(cx, "place", "place linear", written)?;
     if let ClauseKind::Words(words, _) = &clause.kind
         && let Some(word) = words.first()
-        && ["loop", "wave", "table", "bidirectional"].contains(&word.text.as_str())
+        && ["table", "bidirectional"].contains(&word.text.as_str())
     {
-        not_yet(cx, &clause.span, &format!("`place {}`", word.text), "use `place linear`");
+        not_yet(cx, &clause.span, &format!("`place {}`", word.text), "use `place linear`, `loop(v)` or `wave`");
         return None;
     }
-    match words(cx, clause, "place linear")?.as_str() {
+    const FORM: &str = "place linear`, `place loop(v)` or `place wave";
+    if let ClauseKind::Call(name, size) = &clause.kind
+        && name.text == "loop"
+    {
+        return chunks(cx, size).map(Place::Loop);
+    }
+    match words(cx, clause, FORM)?.as_str() {
         "linear" => Some(Place::Linear),
+        "wave" => Some(Place::Wave),
         _ => {
-            wrong_form(cx, clause, "place linear");
+            wrong_form(cx, clause, FORM);
             None
         }
     }
+}
+
+/// `v` or a number.
+fn chunks(cx: &mut Context, size: &ast::Expr) -> Option<Chunks> {
+    match &size.kind {
+        ExprKind::Name(name) if name == "v" => Some(Chunks::Given),
+        ExprKind::Number(number) if (1..=i64::from(CHUNKS_MAX)).contains(number) => {
+            Some(Chunks::Fixed(u32::try_from(*number).unwrap_or(1)))
+        }
+        _ => {
+            let message = format!("a rank has `v` stages, or a number from 1 to {CHUNKS_MAX}");
+            let found = Diagnostic::error("P0212", size.span.clone(), message);
+            cx.report(found.help("write `place loop(v)`, and `chunks = 2` in `pipeline`; or `place loop(2)`"));
+            None
+        }
+    }
+}
+
+/// `sequence F = groups(P) chunks ascending`, each action's at most once.
+fn sequences(
+    cx: &mut Context,
+    clauses: &Clauses<'_>,
+    backward: Option<Backward>,
+    update: Option<Update>,
+) -> Option<Vec<Sequence>> {
+    let mut found: Vec<Sequence> = Vec::new();
+    for clause in clauses.all.iter().filter(|c| c.key.text == "sequence") {
+        let ClauseKind::Sequence(written) = &clause.kind else { return None };
+        let descending = match (written.by.text.as_str(), written.what.text.as_str(), written.direction.text.as_str()) {
+            ("groups", "chunks", "ascending") => false,
+            ("groups", "chunks", "descending") => true,
+            _ => {
+                wrong_form(cx, clause, "sequence F = groups(P) chunks ascending` or `… descending");
+                return None;
+            }
+        };
+        let (action, chunk) = action(cx, &written.action)?;
+        if chunk.is_some() {
+            wrong_form(cx, clause, "sequence F = groups(P) chunks ascending");
+            return None;
+        }
+        fits(cx, &written.action, action, backward);
+        let groups = expr(cx, &written.size, Scope { update, rounds: false })?;
+        if let Some(first) = found.iter().find(|s| s.action == action) {
+            twice(cx, &format!("sequence {}", written.action.text), &clause.span, &first.span);
+        }
+        found.push(Sequence { action, groups, descending, span: clause.span.clone() });
+    }
+    Some(found)
 }
 
 fn backward(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Option<Backward> {
@@ -178,16 +242,17 @@ fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, upd
     let kind = match (keyword.text.as_str(), &written.count) {
         ("warmup", Some(count)) => expr(cx, count, Scope { update, rounds: false }).map(PhaseKind::Warmup),
         ("repeat", None) => Some(PhaseKind::Repeat),
+        ("repeat", Some(count)) => expr(cx, count, Scope { update, rounds: false }).map(PhaseKind::Counted),
         ("drain", None) => Some(PhaseKind::Drain),
         ("warmup", None) => {
             let found = Diagnostic::error("P0212", keyword.span.clone(), "`warmup` says how often");
             cx.report(found.help("write e.g. `warmup P - 1 - s { F }`"));
             None
         }
-        (name @ ("repeat" | "drain"), Some(count)) => {
-            let message = format!("`{name}` has no count: it runs until its micro-batches are used up");
+        ("drain", Some(count)) => {
+            let message = "`drain` has no count: it runs until its micro-batches are used up";
             let found = Diagnostic::error("P0212", count.span.clone(), message);
-            cx.report(found.help(format!("write `{name} {{ … }}`, or `warmup` for a counted phase")));
+            cx.report(found.help("write `drain { … }`, or `repeat COUNT { … }` for a counted phase"));
             None
         }
         (name, _) => {
@@ -195,7 +260,9 @@ fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, upd
             let names = ["warmup", "repeat", "drain"];
             cx.report(match nearest(name, names) {
                 Some(meant) => found.help(format!("did you mean `{meant}`?")),
-                None => found.help("it has `warmup COUNT { … }`, `repeat { … }` and `drain { … }`"),
+                None => {
+                    found.help("it has `warmup COUNT { … }`, `repeat { … }`, `repeat COUNT { … }` and `drain { … }`")
+                }
             });
             None
         }
@@ -219,17 +286,22 @@ fn step(cx: &mut Context, written: &ast::Step, backward: Option<Backward>, updat
         let (left, right) = (expr(cx, &cond.left, scope), expr(cx, &cond.right, scope));
         Some(Cond { left: left?, op: cond.op, right: right? })
     });
-    let action = action?;
+    let (action, chunk) = action?;
+    fits(cx, &written.action, action, backward);
+    Some(Step { action, chunk, when: super::model::given(when)?, span: written.span.clone() })
+}
+
+/// The backward pass has I and W, or B.
+fn fits(cx: &mut Context, written: &ast::Name, action: Action, backward: Option<Backward>) {
     match (backward, action) {
         (Some(Backward::Whole), Action::I | Action::W) => {
-            misfit(cx, &written.action, "backward whole", "use `B`, or say `backward split`");
+            misfit(cx, written, "backward whole", "use `B`, or say `backward split`");
         }
         (Some(Backward::Split), Action::B) => {
-            misfit(cx, &written.action, "backward split", "use `I` and `W`, or say `backward whole`");
+            misfit(cx, written, "backward split", "use `I` and `W`, or say `backward whole`");
         }
         _ => {}
     }
-    Some(Step { action, when: super::model::given(when)?, span: written.span.clone() })
 }
 
 fn misfit(cx: &mut Context, action: &ast::Name, backward: &str, help: &str) {
@@ -237,18 +309,20 @@ fn misfit(cx: &mut Context, action: &ast::Name, backward: &str, help: &str) {
     cx.report(Diagnostic::error("P0231", action.span.clone(), message).help(help));
 }
 
-fn action(cx: &mut Context, name: &ast::Name) -> Option<Action> {
-    match name.text.as_str() {
-        "F" => return Some(Action::F),
-        "B" => return Some(Action::B),
-        "I" => return Some(Action::I),
-        "W" => return Some(Action::W),
-        _ => {}
-    }
+/// An action, and the chunk that it names: `F`, `F1`.
+fn action(cx: &mut Context, name: &ast::Name) -> Option<(Action, Option<u32>)> {
     let (first, rest) = name.text.split_at(1);
-    if "FBIW".contains(first) && rest.bytes().all(|b| b.is_ascii_digit()) {
-        not_yet(cx, &name.span, &format!("a chunk of a rank, `{}`,", name.text), &format!("write `{first}`"));
-        return None;
+    let kind = match first {
+        "F" => Some(Action::F),
+        "B" => Some(Action::B),
+        "I" => Some(Action::I),
+        "W" => Some(Action::W),
+        _ => None,
+    };
+    match (kind, rest.parse::<u32>()) {
+        (Some(kind), _) if rest.is_empty() => return Some((kind, None)),
+        (Some(kind), Ok(chunk)) if rest.bytes().all(|b| b.is_ascii_digit()) => return Some((kind, Some(chunk))),
+        _ => {}
     }
     let found = Diagnostic::error("P0210", name.span.clone(), format!("there is no action `{}`", name.text));
     cx.report(match name.text.to_uppercase().as_str() {
@@ -304,12 +378,13 @@ fn variable(cx: &mut Context, name: &str, span: &Span, scope: Scope) -> Option<V
         "P" => return Some(Var::P),
         "s" => return Some(Var::S),
         "K" => return Some(Var::K),
+        "v" => return Some(Var::V),
         "M" if scope.update == Some(Update::Local) => fault("`M` is not known under `update local`".into())
             .note("each stage updates on its own while the run goes on: there is no last micro-batch to count to")
             .help("use `K` (accumulate), or `flush every accumulate`"),
         "M" => return Some(Var::M),
         "n" if !scope.rounds => {
-            fault("`n` counts rounds, and a `warmup` count stands before them".into()).help("use it in `when`")
+            fault("`n` counts the rounds of a phase, and this is decided before them".into()).help("use it in `when`")
         }
         "n" => return Some(Var::N),
         _ => {
@@ -319,8 +394,9 @@ fn variable(cx: &mut Context, name: &str, span: &Span, scope: Scope) -> Option<V
                 "m" => "did you mean `M`, the number of micro-batches?",
                 "k" => "did you mean `K`, accumulate?",
                 "N" => "did you mean `n`, the round?",
+                "V" => "did you mean `v`, the stages of a rank?",
                 _ => {
-                    "variables are `P` (ranks), `s` (this rank), `M` (micro-batches), `K` (accumulate), `n` (the round)"
+                    "variables are `P` (ranks), `s` (this rank), `v` (stages a rank), `M` (micro-batches), `K` (accumulate), `n` (the round)"
                 }
             };
             fault(format!("there is no variable `{name}`")).help(help)

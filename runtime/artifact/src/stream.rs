@@ -35,6 +35,13 @@
 //! | `send_f` (output) | start of F(m) | SEND_F(m) taken |
 //! | `recv_b` (output gradient) | RECV_B(m) | end of B(m) (W(m) when split) |
 //! | `send_b` (input gradient) | start of B(m) or I(m) | SEND_B(m) taken |
+//!
+//! # Several stages a rank
+//!
+//! Neighbouring stages on one rank *hand over*: there is no transfer between them and no send ring. The receive ring of the reader is
+//! the only buffer: F of the stage before writes its output straight into `recv_f` of the next stage, and B (I) of the stage after writes its
+//! input gradient straight into `recv_b` of the stage before. So `recv_f` is then claimed at the start of F(m) of the stage before,
+//! `recv_b` at the start of B(m) (I(m)) of the next stage; both are released as in the table. The stream's order is all that there is to wait for.
 
 use crate::ids::StageId;
 use serde::{Deserialize, Serialize};
@@ -130,4 +137,23 @@ pub struct Program {
     pub rings: Vec<RingSizes>,
     /// Micro-batches per update (K).
     pub accumulate: u32,
+}
+
+impl Program {
+    /// Whether `stage` and the one after it exist and lie on the same rank: they hand over (see the module's text).
+    pub fn hands_over(&self, stage: usize) -> bool {
+        self.rank_of_stage.get(stage).is_some_and(|rank| self.rank_of_stage.get(stage + 1) == Some(rank))
+    }
+
+    /// The border over which `stage` receives activations and sends gradients, named by its lower stage. None on the
+    /// first stage, and where the stage before is on the same rank.
+    pub fn border_before(&self, stage: usize) -> Option<usize> {
+        stage.checked_sub(1).filter(|before| !self.hands_over(*before))
+    }
+
+    /// The border over which `stage` sends activations and receives gradients, named by its lower stage. None on the
+    /// last stage, and where the next stage is on the same rank.
+    pub fn border_after(&self, stage: usize) -> Option<usize> {
+        (stage + 1 < self.rank_of_stage.len() && !self.hands_over(stage)).then_some(stage)
+    }
 }

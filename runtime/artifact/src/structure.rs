@@ -8,7 +8,8 @@
 //!    lives on the stream's rank.
 //! 3. *Places*: 64-byte aligned, inside the arena of the rank, slots of a ring apart.
 //! 4. *Sizes*: parameters, their state and accumulators are as large as their shape says; tokens, targets, activations and
-//!    version words as the data's shape says; the two ends of a transfer are equally large; rings have the program's slots.
+//!    version words as the data's shape says; the two ends of a transfer are equally large; rings have the program's slots. Stages
+//!    that hand over have no send buffers between them.
 //! 5. *Owners*: no two lasting buffers of a rank (weights, optimizer state, accumulators, hyper-parameters, version words,
 //!    transfer rings) share a byte, and a kernel argument lies inside one of them or outside all.
 //! 6. *Calls*: a kernel exists in the stage's image, and gets the arguments and the scratch that it takes.
@@ -215,16 +216,18 @@ fn buffer(name: &str, place: Option<Place>, wanted: bool, bytes: Option<u64>, sl
 
 fn io(m: &Manifest, stage: &Stage) -> Check {
     let (io, rings) = (&stage.io, &stage.rings);
-    let (first, last) = (stage.stage.index() == 0, stage.stage.index() + 1 == m.stages.len());
+    let s = stage.stage.index();
+    let (first, last) = (s == 0, s + 1 == m.stages.len());
+    let (sends_b, sends_f) = (m.program.border_before(s).is_some(), m.program.border_after(s).is_some());
     let ids = u64::from(m.data.microbatch) * u64::from(m.data.context);
     let Some(id_bytes) = ids.checked_mul(4) else { return Err("a micro-batch is too large".into()) };
     buffer("the tokens", io.tokens, first, Some(id_bytes), Some(rings.recv_f))?;
     buffer("the targets", io.targets, last, Some(id_bytes), None)?;
     buffer("the loss", io.loss, last, Some(8), None)?;
     buffer("the received activations", io.recv_f, !first, None, Some(rings.recv_f))?;
-    buffer("the activations to send", io.send_f, !last, None, Some(rings.send_f))?;
+    buffer("the activations to send", io.send_f, sends_f, None, Some(rings.send_f))?;
     buffer("the received gradients", io.recv_b, !last, None, Some(rings.recv_b))?;
-    buffer("the gradients to send", io.send_b, !first, None, Some(rings.send_b))?;
+    buffer("the gradients to send", io.send_b, sends_b, None, Some(rings.send_b))?;
     buffer("the hyper-parameters", Some(io.hyper), true, Some(2 * 4 * HYPER_LEN as u64), Some(1))?;
     buffer("the version", Some(io.version), true, Some(8), Some(1))?;
     buffer("the versions seen", Some(io.version_seen), true, Some(8), Some(rings.stash))
@@ -233,7 +236,8 @@ fn io(m: &Manifest, stage: &Stage) -> Check {
 /// The two ends of every transfer are equally large.
 fn links(m: &Manifest) -> Check {
     let bytes = |p: Option<Place>| p.map(|p| p.bytes);
-    for (a, b) in m.stages.iter().zip(m.stages.iter().skip(1)) {
+    let apart = |(a, _): &(&Stage, &Stage)| !m.program.hands_over(a.stage.index());
+    for (a, b) in m.stages.iter().zip(m.stages.iter().skip(1)).filter(apart) {
         let forward = bytes(a.io.send_f) == bytes(b.io.recv_f);
         let backward = bytes(b.io.send_b) == bytes(a.io.recv_b);
         ensure!(forward && backward, "stages {} and {} exchange buffers of different sizes", a.stage, b.stage);

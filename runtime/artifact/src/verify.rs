@@ -2,22 +2,24 @@
 //!
 //! # Invariants
 //!
-//! 1. *Shape*: there are ranks and stages; every stage lies on a rank that exists, every rank has a stage, and
-//!    neighbouring stages lie on different ranks; `accumulate` is at least 1; every rank's repetition makes the same
-//!    number of updates, at least 1, of `accumulate` micro-batches each.
+//! 1. *Shape*: there are ranks and stages; every stage lies on a rank that exists, and every rank has a stage;
+//!    `accumulate` is at least 1; every rank's repetition makes the same number of updates, at least 1, of `accumulate`
+//!    micro-batches each.
 //! 2. *Placement*: an instruction's stage lies on the rank of its stream. Transfers exist exactly between neighbouring
-//!    stages: no `RECV_F` or `SEND_B` on the first stage, no `SEND_F` or `RECV_B` on the last.
+//!    stages on different ranks: no `RECV_F` or `SEND_B` on the first stage, no `SEND_F` or `RECV_B` on the last, and none
+//!    between stages that hand over.
 //! 3. *Coverage*: each stage performs each micro-batch exactly once forward and once backward (`B`, or `I` and `W`),
-//!    with one send and one receive on each side that has a neighbour, and each update exactly once.
+//!    with one send and one receive on each side that has a neighbour on another rank, and each update exactly once.
 //! 4. *Order*: on a stage and for each micro-batch, `RECV_F`, `F`, `SEND_F` come in this order, then `B` (`I`, then
-//!    `W`) after `F` and after `RECV_B`, and `SEND_B` after `B` (`I`).
+//!    `W`) after `F` and after `RECV_B`, and `SEND_B` after `B` (`I`). Where stages hand over, `F` of the lower comes before
+//!    `F` of the upper, and `B` (`I`) of the upper before that of the lower.
 //! 5. *Updates*: update `u` comes after the weight gradients of all its micro-batches `uK .. uK + K` and before that of
 //!    any later micro-batch.
 //! 6. *Accumulation*: of an update's weight gradients the first performed is marked `first`, the last performed `last`,
 //!    no other one.
 //! 7. *Rings*: micro-batch `m` finds its slot `m mod n` free: the user of the slot before it, `m - n`, released it
-//!    earlier in the same stream (stash, receive rings: a posted receive never waits), or was offered earlier (send
-//!    rings). A ring that has a user has a slot.
+//!    earlier in the same stream (stash, receive rings: a posted receive never waits, and what is handed over neither), or
+//!    was offered earlier (send rings). A ring that has a user has a slot.
 //! 8. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
 //! 9. *Deadlock freedom*: see [`execute`].
 //!
@@ -79,9 +81,10 @@ pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
     found(faults.into_iter().filter_map(Result::err).collect())?;
     let stages: Vec<StageIndex> = stages.into_iter().flatten().collect();
     found(stages.iter().filter_map(StageIndex::order).collect())?;
+    found((1..stages.len()).filter_map(|s| handover(program, &stages[s - 1], &stages[s])).collect())?;
     found(stages.iter().filter_map(|s| s.updates(program.accumulate)).collect())?;
     found(listings.iter().filter_map(accumulation).collect())?;
-    found(stages.iter().filter_map(|s| s.rings(program)).collect())?;
+    found((0..stages.len()).filter_map(|s| rings(program, &stages, s)).collect())?;
     found(transfers(program))?;
     execute::deadlock_free(program).map_err(|stuck| vec![Violation::Deadlock(stuck)])
 }
@@ -100,9 +103,6 @@ fn shape(program: &Program) -> Result<(), String> {
     let used: HashSet<usize> = program.rank_of_stage.iter().map(|r| r.index()).collect();
     if let Some(rank) = (0..ranks).find(|r| !used.contains(r)) {
         return Err(format!("rank {rank} has no stage"));
-    }
-    if let Some(s) = program.rank_of_stage.windows(2).position(|pair| pair[0] == pair[1]) {
-        return Err(format!("stages {s} and {} are neighbours on one rank", s + 1));
     }
     let (first, k) = (&program.streams[0], u64::from(program.accumulate));
     if k == 0 || first.updates == 0 || u64::from(first.microbatches) != k * u64::from(first.updates) {
@@ -127,6 +127,12 @@ fn placement(program: &Program) -> Vec<Violation> {
             (Some(home), _) if *home != rank => "lies on another rank",
             (_, Kind::RecvF | Kind::SendB) if i.stage.index() == 0 => "is the first",
             (_, Kind::SendF | Kind::RecvB) if i.stage.index() == last => "is the last",
+            (_, Kind::RecvF | Kind::SendB) if program.border_before(i.stage.index()).is_none() => {
+                "has the stage before on the same rank"
+            }
+            (_, Kind::SendF | Kind::RecvB) if program.border_after(i.stage.index()).is_none() => {
+                "has the next stage on the same rank"
+            }
             _ => return None,
         };
         Some(Violation::Placement { rank, stage: i.stage, op, why })
@@ -171,7 +177,7 @@ impl StageIndex {
             let what = "the backward pass is both whole and split".into();
             return Err(Violation::Coverage { stage, op: Kind::B, what });
         }
-        let (first, last) = (s == 0, s + 1 == program.rank_of_stage.len());
+        let (before, after) = (program.border_before(s).is_some(), program.border_after(s).is_some());
         Ok(StageIndex {
             stage,
             f: index(Kind::F)?,
@@ -179,15 +185,20 @@ impl StageIndex {
             weight_gradient: index(if split { Kind::W } else { Kind::B })?,
             update: index(Kind::U)?,
             split,
-            recv_f: when(!first, Kind::RecvF)?,
-            send_f: when(!last, Kind::SendF)?,
-            recv_b: when(!last, Kind::RecvB)?,
-            send_b: when(!first, Kind::SendB)?,
+            recv_f: when(before, Kind::RecvF)?,
+            send_f: when(after, Kind::SendF)?,
+            recv_b: when(after, Kind::RecvB)?,
+            send_b: when(before, Kind::SendB)?,
         })
     }
 
+    /// What makes the input gradient.
+    fn backward(&self) -> Kind {
+        if self.split { Kind::I } else { Kind::B }
+    }
+
     fn order(&self) -> Option<Violation> {
-        let backward = if self.split { Kind::I } else { Kind::B };
+        let backward = self.backward();
         let named = |kind: Kind, index: &Option<Index>| index.clone().map(|i| (kind, i));
         let f = (Kind::F, &self.f);
         let b = (backward, &self.input_gradient);
@@ -228,25 +239,43 @@ impl StageIndex {
             Some(Violation::Update { stage: self.stage, mb, update: mb / k })
         })
     }
+}
 
-    fn rings(&self, program: &Program) -> Option<Violation> {
-        let rings = &program.rings[self.stage.index()];
-        let (f, b, w) = (&self.f, &self.input_gradient, &self.weight_gradient);
-        let checks = [
-            ("stash", rings.stash, Some((f, w))),
-            ("recv_f", rings.recv_f, Some((self.recv_f.as_ref().unwrap_or(f), w))),
-            ("send_f", rings.send_f, self.send_f.as_ref().map(|send| (f, send))),
-            ("recv_b", rings.recv_b, self.recv_b.as_ref().map(|recv| (recv, w))),
-            ("send_b", rings.send_b, self.send_b.as_ref().map(|send| (b, send))),
-        ];
-        checks.into_iter().find_map(|(ring, slots, users)| {
-            let (claim, release) = users?;
-            let distance = u64::from(slots);
-            let taken = |m: &u64| release.at(*m) >= claim.at(m + distance);
-            let mb = if slots == 0 { Some(0) } else { release.witnesses(claim, distance).find(taken) };
-            mb.map(|m| Violation::Ring { stage: self.stage, ring, slots, mb: m + distance })
-        })
+/// Order between neighbouring stages that hand over: both are in one stream.
+fn handover(program: &Program, lower: &StageIndex, upper: &StageIndex) -> Option<Violation> {
+    if !program.hands_over(lower.stage.index()) {
+        return None;
     }
+    let pairs = [
+        ((lower, Kind::F, &lower.f), (Kind::F, &upper.f)),
+        ((upper, upper.backward(), &upper.input_gradient), (lower.backward(), &lower.input_gradient)),
+    ];
+    pairs.into_iter().find_map(|((stage, first, before), (then, after))| {
+        let mb = before.witnesses(after, 0).find(|m| before.at(*m) >= after.at(*m))?;
+        Some(Violation::Order { stage: stage.stage, first, mb, then, later_mb: mb })
+    })
+}
+
+fn rings(program: &Program, stages: &[StageIndex], s: usize) -> Option<Violation> {
+    let (rings, stage) = (&program.rings[s], &stages[s]);
+    let (f, b, w) = (&stage.f, &stage.input_gradient, &stage.weight_gradient);
+    // What is handed over is claimed by the instruction that writes it.
+    let input = s.checked_sub(1).filter(|_| stage.recv_f.is_none()).map_or(f, |before| &stages[before].f);
+    let output_gradient = program.hands_over(s).then(|| &stages[s + 1].input_gradient);
+    let checks = [
+        ("stash", rings.stash, Some((f, w))),
+        ("recv_f", rings.recv_f, Some((stage.recv_f.as_ref().unwrap_or(input), w))),
+        ("send_f", rings.send_f, stage.send_f.as_ref().map(|send| (f, send))),
+        ("recv_b", rings.recv_b, stage.recv_b.as_ref().or(output_gradient).map(|claim| (claim, w))),
+        ("send_b", rings.send_b, stage.send_b.as_ref().map(|send| (b, send))),
+    ];
+    checks.into_iter().find_map(|(ring, slots, users)| {
+        let (claim, release) = users?;
+        let distance = u64::from(slots);
+        let taken = |m: &u64| release.at(*m) >= claim.at(m + distance);
+        let mb = if slots == 0 { Some(0) } else { release.witnesses(claim, distance).find(taken) };
+        mb.map(|m| Violation::Ring { stage: stage.stage, ring, slots, mb: m + distance })
+    })
 }
 
 /// Neighbouring weight gradients and updates of a stage: `first` exactly after an update (or at the start), `last`

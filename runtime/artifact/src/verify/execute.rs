@@ -5,7 +5,8 @@
 //! Ranks perform their instructions in order. `SEND` and `RECV` never wait: they make an offer and a post; the k-th
 //! offer of a channel (one direction between two neighbouring stages) and its k-th post make the k-th transfer. `F`
 //! waits until its input's transfer is there and, on a send ring of n slots, until the output of micro-batch `m - n`
-//! was taken (its transfer is made); `B` and `I` likewise with gradients. Waiting never withdraws anything, so what can
+//! was taken (its transfer is made); `B` and `I` likewise with gradients. Between stages that hand over there is no
+//! transfer and nothing to wait for. Waiting never withdraws anything, so what can
 //! run does not depend on the order in which ranks are tried: there is one largest set of instructions that can be
 //! performed, under any timing.
 //!
@@ -217,7 +218,7 @@ impl<'a> Execution<'a> {
     fn ports(&self, op: Op, stage: StageId) -> Option<Ports> {
         let s = stage.index();
         let rings = &self.program.rings[s];
-        let (before, after) = (s.checked_sub(1), (s < self.channels.len()).then_some(s));
+        let (before, after) = (self.program.border_before(s), self.program.border_after(s));
         match Kind::of(op) {
             Kind::F => Some(Ports {
                 input: before.map(|c| (c, 0)),
