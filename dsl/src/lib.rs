@@ -6,6 +6,7 @@
 pub mod ast;
 pub mod diag;
 mod explain;
+mod fmt;
 mod lex;
 pub mod library;
 mod parse;
@@ -15,6 +16,7 @@ pub mod spec;
 mod suggest;
 
 pub use explain::{codes, explain};
+pub use fmt::fmt;
 pub use parse::parse;
 pub use resolve::{Set, resolve, with_sets};
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::sync::LazyLock;
 
 /// The examples, the library and the pages' examples.
-static SEEDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+pub static SEEDS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples");
     let files = std::fs::read_dir(folder).expect("the examples are there").map(|f| f.expect("readable").path());
     let mut files: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "pace")).collect();
@@ -92,7 +92,7 @@ fn check(text: &str, sets: &[Set]) {
 }
 
 /// Cuts, doubles, replaces or inserts at some characters.
-fn mutate(seed: &str, edits: &[(prop::sample::Index, u8, prop::sample::Index)]) -> String {
+pub fn mutate(seed: &str, edits: &[(prop::sample::Index, u8, prop::sample::Index)]) -> String {
     let mut text: Vec<char> = seed.chars().collect();
     for (at, kind, what) in edits {
         let at = at.index(text.len() + 1);

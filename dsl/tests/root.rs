@@ -2,6 +2,7 @@
 
 mod examples;
 mod faults;
+mod fmt;
 mod fuzz;
 mod pages;
 mod render;
