@@ -29,6 +29,12 @@ pub enum Command {
     Verify(BundleArg),
     /// Train: compile a spec (or take a bundle) and run it on text or tokens
     Run(Box<Run>),
+    /// Put files into the canonical layout; comments and meaning stay
+    Fmt(Fmt),
+    /// Check a pipeline schedule in PyTorch's CSV format
+    Import(Import),
+    /// Write a spec's schedule in PyTorch's CSV format
+    Export(Export),
     /// Print the page of a diagnostic code
     Explain {
         /// A code such as P0301
@@ -124,6 +130,58 @@ pub enum Emit {
     Linalg,
     /// The kernels as LLVM IR
     Llvm,
+}
+
+#[derive(Args)]
+pub struct Fmt {
+    /// The .pace files
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Write nothing; name the files that are not in the layout and end with status 1
+    #[arg(long)]
+    pub check: bool,
+}
+
+#[derive(Args)]
+pub struct Import {
+    /// The .csv file: a row for each rank, no header
+    pub table: PathBuf,
+    /// What `B` means: new, the whole backward pass (I and W are its halves); old, the input gradient (`BW` is the whole)
+    #[arg(long, value_enum)]
+    pub dialect: Option<Dialect>,
+    /// A .pace file that gives model, costs and bounds (its schedule is not used)
+    #[arg(long, value_name = "FILE")]
+    pub spec: Option<PathBuf>,
+    /// Override a key of the spec, e.g. --set machine.memory="2 GiB" (repeatable)
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "spec")]
+    pub sets: Vec<String>,
+    /// CPU class to plan for: x86-64-v3 or x86-64-v4 (default: this machine's)
+    #[arg(long, value_name = "NAME")]
+    pub cpu: Option<String>,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// What the letters of a table mean.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Dialect {
+    New,
+    Old,
+}
+
+#[derive(Args)]
+pub struct Export {
+    #[command(flatten)]
+    pub spec: SpecArgs,
+    /// Write PyTorch's CSV (the only format)
+    #[arg(long, required = true)]
+    pub csv: bool,
+    /// With sends and receives (PyTorch's compute_comms) instead of compute actions only
+    #[arg(long)]
+    pub comms: bool,
+    /// File to write (default: standard output)
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Args)]

@@ -16,6 +16,7 @@ use plan::Shape;
 use plan::Subject;
 use plan::facts::Facts;
 use plan::time::Costs;
+use std::path::Path;
 
 /// A spec with everything that is known about it before code is generated.
 #[derive(Debug)]
@@ -41,12 +42,22 @@ impl Analysed {
 
 /// Reads the spec's file.
 pub fn read(args: &SpecArgs) -> Result<Source, Failure> {
-    let bytes = std::fs::read(&args.file).map_err(|e| Failure::file("read", &args.file, e))?;
+    read_file(&args.file)
+}
+
+/// Reads a .pace file.
+pub fn read_file(file: &Path) -> Result<Source, Failure> {
+    read_text(file, ".pace")
+}
+
+/// Reads a text file of some kind.
+pub fn read_text(file: &Path, kind: &str) -> Result<Source, Failure> {
+    let bytes = std::fs::read(file).map_err(|e| Failure::file("read", file, e))?;
     let text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
-        Failure::Outside(format!("{} is not UTF-8 text (byte {at}): is it a .pace file?", args.file.display()))
+        Failure::Outside(format!("{} is not UTF-8 text (byte {at}): is it a {kind} file?", file.display()))
     })?;
-    Ok(Source { name: args.file.display().to_string(), text })
+    Ok(Source { name: file.display().to_string(), text })
 }
 
 /// Parses, expands, proves, plans memory. What was found wrong comes beside what could be made; the facts are there as soon as the
@@ -66,6 +77,11 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
 
 fn passes(spec: Spec, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
     let program = plan::expand(&spec.schedule, Shape::of(&spec)).map_err(|wrong| found.extend(wrong)).ok()?;
+    analyse_program(spec, program, cpu, found)
+}
+
+/// The passes after the schedule was expanded: `program` has the ranks and `accumulate` of `spec`.
+pub fn analyse_program(spec: Spec, program: Program, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
     let layers = match &spec.model {
         Some(model) => Some(partition(&spec, model, &program, found)?),
         None => None,
@@ -134,7 +150,7 @@ fn build(
 }
 
 /// The class named by `--cpu`, else this machine's.
-fn cpu_class(name: Option<&str>) -> Result<CpuClass, Failure> {
+pub fn cpu_class(name: Option<&str>) -> Result<CpuClass, Failure> {
     let known = || CpuClass::ALL.map(CpuClass::name).join(", ");
     match name {
         Some(name) => CpuClass::from_name(name)

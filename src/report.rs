@@ -42,9 +42,10 @@ pub fn text(source: &Source, analysed: &Analysed) -> String {
     }
     let _ = writeln!(
         out,
-        "\nperiod {} micro-batches, {}; one update from start to end {}",
-        spec.pipeline.accumulate.value,
+        "\nperiod {} micro-batches, {}; {} from start to end {}",
+        analysed.program.streams.first().map_or(0, |s| s.microbatches),
         micros(analysed.facts.period_ns),
+        updates(analysed.program.streams.first().map_or(1, |s| s.updates)),
         micros(analysed.facts.makespan_ns),
     );
     out.push('\n');
@@ -53,6 +54,10 @@ pub fn text(source: &Source, analysed: &Analysed) -> String {
         let _ = writeln!(out, "{mark}  {}\n         {}", proof.claim, proof.by);
     }
     out
+}
+
+fn updates(count: u32) -> String {
+    if count == 1 { "one update".to_owned() } else { format!("{count} updates") }
 }
 
 fn micros(ns: u64) -> String {

@@ -1,6 +1,7 @@
 //! Integration tests of the command line: one binary, a module per topic.
 
 mod commands;
+mod exchange;
 mod golden;
 mod harness;
 mod identity;

@@ -42,6 +42,20 @@ const PAGES: &[(&str, &str)] = pages![
     P0410
     P0411
     P0412
+    // Tables of actions: one code a line.
+    P0601
+    P0602
+    P0603
+    P0604
+    P0605
+    P0606
+    P0607
+    P0608
+    P0609
+    P0610
+    P0611
+    P0620
+    P0621
 ];
 
 /// The page of a code such as `P0101`: what it means, an example, how to fix it.

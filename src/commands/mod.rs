@@ -5,6 +5,9 @@ mod compare;
 #[cfg(feature = "codegen")]
 mod compile;
 mod explain;
+mod export;
+mod fmt;
+mod import;
 mod inspect;
 mod plan;
 mod run;
@@ -27,6 +30,9 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
         Command::Run(args) => run::run(&args),
+        Command::Fmt(args) => fmt::run(&args),
+        Command::Import(args) => import::run(&args),
+        Command::Export(args) => export::run(&args),
         Command::Explain { code } => explain::run(&code),
     }
 }

@@ -35,7 +35,8 @@ pub(crate) fn explain(schedule: &Schedule, shape: &Shape, program: &Program, stu
     diagnostic.help("let every rank run the forward passes that the ranks after it need before it waits for their gradients: for example `warmup P - 1 - s { F }`")
 }
 
-fn sentence(waiting: &Waiting) -> String {
+/// What a rank waits for.
+pub(crate) fn sentence(waiting: &Waiting) -> String {
     let op = Kind::of(waiting.op).name();
     let Waiting { rank, mb, .. } = waiting;
     match waiting.cause {

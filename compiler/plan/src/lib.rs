@@ -17,6 +17,7 @@ mod line;
 mod order;
 mod posts;
 pub mod steady;
+pub mod table;
 pub mod time;
 pub mod versions;
 

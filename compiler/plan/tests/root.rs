@@ -2,6 +2,7 @@
 
 mod bounds;
 mod critical;
+mod csv;
 mod faults;
 mod field;
 mod grids;

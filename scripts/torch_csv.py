@@ -1,0 +1,80 @@
+"""Loads tables that `paceline export --csv` wrote with PyTorch's own loader, and prints a line for each.
+
+    python scripts/torch_csv.py tests/torch/*.csv
+
+The name says what is in a table: NAME.compute.csv (compute_only) or NAME.comms.csv (compute_comms). A compute table is
+lowered and run by PyTorch's simulator; beside it, the comms table must be that lowering. A table with `U` cells must
+be refused. Needs PyTorch as in TORCH below: other versions may read tables differently.
+"""
+
+import pathlib
+import re
+import sys
+
+import torch
+from torch.distributed.pipelining import schedules
+
+TORCH = "2.9.1"
+SHARDING = (schedules.UNSHARD, schedules.RESHARD)
+
+
+def cells(path):
+    """The table's actions as (stage, letters, number), by row."""
+    with open(path, newline="") as file:
+        rows = file.read().split("\r\n")[:-1]
+    found = [re.findall(r"(\d+)([A-Z_]+)(\d+)", row) for row in rows]
+    return [[(int(s), letters, int(n)) for s, letters, n in row] for row in found]
+
+
+def runtime(rows):
+    """PyTorch's schedule runtime for the table's ranks, stages and micro-batches, without workers."""
+    made = object.__new__(schedules._PipelineScheduleRuntime)
+    actions = [action for row in rows for action in row]
+    made.pp_group_size = len(rows)
+    made._num_stages = 1 + max(stage for stage, _, _ in actions)
+    made._n_microbatches = 1 + max(n for _, letters, n in actions if letters == "F")
+    made._stages = []
+    made.pipeline_order = {}
+    return made
+
+
+def lowered(made):
+    """By rank: the actions that PyTorch would perform, without those of sharded data parallelism."""
+    order = made.pipeline_order_with_comms
+    return {rank: [a for a in order[rank] if a.computation_type not in SHARDING] for rank in order}
+
+
+def load(path):
+    rows = cells(path)
+    made = runtime(rows)
+    comms = path.name.endswith(".comms.csv")
+    if any(letters == "U" for row in rows for _, letters, _ in row):
+        try:
+            made._load_csv(str(path), format="compute_comms" if comms else "compute_only")
+        except RuntimeError as error:
+            assert "Invalid action string" in str(error), error
+            return "refused, as it must be"
+        raise AssertionError("PyTorch took a table with U cells")
+    made._load_csv(str(path), format="compute_comms" if comms else "compute_only")
+    made.pipeline_order_with_comms = lowered(made)
+    steps = max(len(row) for row in made._simulate().values())
+    twin = path.with_name(path.name.replace(".compute.csv", ".comms.csv"))
+    if not comms and twin.exists():
+        written = runtime(rows)
+        written._load_csv(str(twin), format="compute_comms")
+        assert lowered(made) == written.pipeline_order_with_comms, f"{twin} is not PyTorch's lowering"
+    return f"{made.pp_group_size} ranks, {made._n_microbatches} micro-batches, {steps} steps"
+
+
+def main():
+    if torch.__version__.split("+")[0] != TORCH:
+        sys.exit(f"this needs PyTorch {TORCH}, here is {torch.__version__}")
+    paths = [pathlib.Path(name) for name in sys.argv[1:]]
+    if not paths:
+        sys.exit(__doc__)
+    for path in paths:
+        print(f"OK {path.name}: {load(path)}")
+
+
+if __name__ == "__main__":
+    main()
