@@ -15,7 +15,6 @@ import torch
 from torch.distributed.pipelining import schedules
 
 TORCH = "2.9.1"
-SHARDING = (schedules.UNSHARD, schedules.RESHARD)
 
 
 def cells(path):
@@ -39,9 +38,11 @@ def runtime(rows):
 
 
 def lowered(made):
-    """By rank: the actions that PyTorch would perform, without those of sharded data parallelism."""
-    order = made.pipeline_order_with_comms
-    return {rank: [a for a in order[rank] if a.computation_type not in SHARDING] for rank in order}
+    """By rank: the table's actions with the sends and receives that PyTorch adds, and without what it adds for sharded data
+    parallelism (which takes turns in its lowering)."""
+    compute = {rank: [a for a in row if a is not None] for rank, row in made.pipeline_order.items()}
+    home = made.stage_index_to_group_rank
+    return schedules._add_send_recv(compute, stage_to_rank=lambda stage: home[stage], num_stages=made._num_stages)
 
 
 def load(path):
@@ -56,7 +57,8 @@ def load(path):
             return "refused, as it must be"
         raise AssertionError("PyTorch took a table with U cells")
     made._load_csv(str(path), format="compute_comms" if comms else "compute_only")
-    made.pipeline_order_with_comms = lowered(made)
+    if not comms:
+        made.pipeline_order_with_comms = lowered(made)
     steps = max(len(row) for row in made._simulate().values())
     twin = path.with_name(path.name.replace(".compute.csv", ".comms.csv"))
     if not comms and twin.exists():

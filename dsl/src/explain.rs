@@ -51,7 +51,6 @@ const PAGES: &[(&str, &str)] = pages![
     P0606
     P0607
     P0608
-    P0609
     P0610
     P0611
     P0620

@@ -42,16 +42,19 @@ pub(crate) fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Dia
     let mut program = Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate: shape.accumulate };
     program.rings = (0..stages).map(|s| rings(&program, &lines, s, shape)).collect();
     program.streams = match schedule.update {
-        Update::Flush => {
-            if stages > shape.ranks {
-                buffers::enlarge(&mut program, &lines);
-            }
-            let posts = posts::place(&mut program, &lines);
-            lines.iter().zip(posts).map(|(line, posts)| flush(&program, line, posts)).collect()
-        }
+        Update::Flush => flushes(&mut program, &lines),
         Update::Local => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
     };
     Ok(program)
+}
+
+/// The streams of ranks that begin and end by themselves, transfers placed; receive rings are enlarged where need be.
+pub(crate) fn flushes(program: &mut Program, lines: &[Line]) -> Vec<Stream> {
+    if program.rank_of_stage.len() > lines.len() {
+        buffers::enlarge(program, lines);
+    }
+    let posts = posts::place(program, lines);
+    lines.iter().zip(posts).map(|(line, posts)| flush(program, line, posts)).collect()
 }
 
 /// The stages of a rank, by chunk.

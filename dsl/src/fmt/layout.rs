@@ -191,7 +191,7 @@ fn gap(item: &Item, at: usize, padding: usize) -> usize {
 /// Whether a space stands before the node `at`.
 fn apart(item: &Item, at: usize, before: &Node) -> bool {
     /// Words that an expression follows: what comes next is no argument list, a minus no difference.
-    const OPENERS: [&str; 3] = ["warmup", "when", "every"];
+    const OPENERS: [&str; 4] = ["warmup", "repeat", "when", "every"];
     let opener = |node: &Node| matches!(node, Node::Leaf { text, .. } if OPENERS.contains(&text.as_str()));
     match (before, &item.nodes[at]) {
         (Node::Leaf { kind: Kind::Dots, .. }, _) | (_, Node::Leaf { kind: Kind::Dots, .. }) => false,

@@ -1,10 +1,10 @@
 //! What must hold of a table before it becomes a program.
 //!
-//! 1. Every stage has one row, every row a stage (for now exactly one); stages count from 0 without gaps.
+//! 1. Every stage has one row, every row a stage; stages count from 0 without gaps.
 //! 2. No action is there twice.
 //! 3. Every stage runs the same micro-batches, each forward once and backward once: whole, or input and weights.
 //! 4. With sends and receives: each transfer between neighbours has both its sides, and there are no others.
-//! 5. On a row, what an action needs comes before it.
+//! 5. On a row, what an action needs comes before it: of its stage, and of a neighbouring stage on the same row.
 //! 6. From one row to another, receives are in the order of sends.
 //! 7. Updates, where there are some: each stage has all of them, each after the weight gradients of its K micro-batches
 //!    and before any later one.
@@ -72,19 +72,9 @@ fn homes(rows: &[Vec<Cell>], found: &mut Vec<Diagnostic>) -> Option<Vec<usize>> 
         found.push(error("P0605", &cell.spot, message).help("number the stages from 0 without gaps"));
     }
     for (row, cells) in rows.iter().enumerate() {
-        let Some(first) = cells.first() else {
+        if cells.is_empty() {
             let fault = Diagnostic::error("P0605", 0..0, format!("row {} runs nothing", row + 1));
             found.push(fault.help("each row is a rank with a stage: remove the row"));
-            continue;
-        };
-        let other = cells.iter().find(|cell| cell.action.stage != first.action.stage);
-        if let Some(other) = other.filter(|_| found.len() == before) {
-            let (a, b) = (first.action.stage, other.action.stage);
-            found.push(
-                error("P0609", &other.spot, format!("several stages on one rank ({a} and {b}) are not supported yet"))
-                    .and_at(first.spot.span.clone(), format!("stage {a}"))
-                    .help("import a table with one stage on each rank"),
-            );
         }
     }
     (found.len() == before).then(|| homes.values().map(|cell| cell.spot.row).collect())
@@ -254,14 +244,11 @@ fn all_updates(table: &Table, found: &mut Vec<Diagnostic>) {
 
 fn order(table: &Table, found: &mut Vec<Diagnostic>) {
     let k = table.accumulate();
-    let mut wrong = |stage: u32, first: (Verb, u32), then: (Verb, u32)| {
-        let (Some(a), Some(b)) = (table.spot(stage, first.0, first.1), table.spot(stage, then.0, then.1)) else {
-            return;
-        };
-        if a.column < b.column || (a.column == b.column && !table.swapped(stage, first, then)) {
+    let mut wrong = |needed: Action, needs: Action| {
+        let (Some(a), Some(b)) = (table.spots.get(&needed), table.spots.get(&needs)) else { return };
+        if a.row != b.row || a.column < b.column || (a.column == b.column && !table.swapped(needed, needs)) {
             return;
         }
-        let [needs, needed] = [then, first].map(|(verb, number)| Action { stage, verb, number });
         found.push(
             error("P0606", b, format!("{needs} comes before {needed}"))
                 .and_at(a.span.clone(), format!("{needed} is at {a}"))
@@ -269,20 +256,25 @@ fn order(table: &Table, found: &mut Vec<Diagnostic>) {
         );
     };
     for stage in table.stages() {
-        for mb in 0..table.microbatches {
-            let at = |verb| (verb, mb);
-            let backward = if table.spot(stage, Verb::B, mb).is_some() { Verb::B } else { Verb::I };
-            wrong(stage, at(Verb::F), at(backward));
-            wrong(stage, at(Verb::I), at(Verb::W));
-            wrong(stage, at(Verb::RecvF), at(Verb::F));
-            wrong(stage, at(Verb::F), at(Verb::SendF));
-            wrong(stage, at(Verb::RecvB), at(backward));
-            wrong(stage, at(backward), at(Verb::SendB));
+        for number in 0..table.microbatches {
+            let at = |verb| Action { stage, verb, number };
+            let backward = at(table.backward(stage, number));
+            wrong(at(Verb::F), backward);
+            wrong(at(Verb::I), at(Verb::W));
+            wrong(at(Verb::RecvF), at(Verb::F));
+            wrong(at(Verb::F), at(Verb::SendF));
+            wrong(at(Verb::RecvB), backward);
+            wrong(backward, at(Verb::SendB));
+            // Neighbours on one row hand over.
+            wrong(at(Verb::F), Action { stage: stage + 1, ..at(Verb::F) });
+            let next = table.backward(stage + 1, number);
+            wrong(Action { stage: stage + 1, verb: next, number }, backward);
             if table.updates.is_some() {
-                let weights = if backward == Verb::B { Verb::B } else { Verb::W };
-                wrong(stage, at(weights), (Verb::U, mb / k));
-                if let Some(before) = (mb / k).checked_sub(1) {
-                    wrong(stage, (Verb::U, before), at(weights));
+                let weights = if backward.verb == Verb::B { backward } else { at(Verb::W) };
+                let update = |number| Action { stage, verb: Verb::U, number };
+                wrong(weights, update(number / k));
+                if let Some(before) = (number / k).checked_sub(1) {
+                    wrong(update(before), weights);
                 }
             }
         }
@@ -290,10 +282,15 @@ fn order(table: &Table, found: &mut Vec<Diagnostic>) {
 }
 
 impl Table {
+    /// What makes the stage's input gradient.
+    fn backward(&self, stage: u32, number: u32) -> Verb {
+        if self.spot(stage, Verb::B, number).is_some() { Verb::B } else { Verb::I }
+    }
+
     /// Whether two actions of one cell are written in the wrong order.
-    fn swapped(&self, stage: u32, first: (Verb, u32), then: (Verb, u32)) -> bool {
-        let row = &self.rows[self.row_of_stage[stage as usize]];
-        let at = |(verb, number)| row.iter().position(|cell| cell.action == Action { stage, verb, number });
+    fn swapped(&self, first: Action, then: Action) -> bool {
+        let row = &self.rows[self.row_of_stage[first.stage as usize]];
+        let at = |action: Action| row.iter().position(|cell| cell.action == action);
         at(first) > at(then)
     }
 }

@@ -1,30 +1,31 @@
 //! A checked table to instruction streams.
 //!
 //! Without sends and receives in the table they are placed by the rules of [`crate::expand`], for any order of
-//! micro-batches: a send follows what it sends; receives are posted in the order of the sends, each as early as its slot
-//! is free. Rings get the fewest slots with which each micro-batch finds its own free.
+//! micro-batches. Rings get the fewest slots with which each micro-batch finds its own free, and those that the rules add.
 
 use super::{Action, Table, Verb};
 use crate::Shape;
 use crate::deadlock::sentence;
+use crate::expand::flushes;
+use crate::line::{Item, Line};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
 use artifact::verify::execute::{Stuck, Waiting};
 use artifact::verify::index::Kind;
 use artifact::verify::{Violation, verify};
 use dsl::diag::{Diagnostic, Label};
+use std::collections::{HashMap, HashSet};
 
-/// A receive and the index in the row's instructions before which it is posted.
-type Posts = Vec<(u32, usize)>;
-
-/// One stage's place in time: by micro-batch, indices into the row's instructions.
-struct Stage {
-    stage: u32,
-    /// Compute instructions, and what the table says about transfers.
-    items: Vec<(Op, u32)>,
+/// By micro-batch of one stage: where its row performs each action, if it does.
+#[derive(Clone, Debug, Default)]
+struct Places {
     forward: Vec<usize>,
     input_gradient: Vec<usize>,
     weight_gradient: Vec<usize>,
+    recv_f: Vec<usize>,
+    send_f: Vec<usize>,
+    recv_b: Vec<usize>,
+    send_b: Vec<usize>,
 }
 
 impl Table {
@@ -33,76 +34,99 @@ impl Table {
     /// # Errors
     /// Ranks that wait for each other, with the cells that wait.
     pub fn program(&self) -> Result<Program, Vec<Diagnostic>> {
-        let stages: Vec<Stage> = (0..self.row_of_stage.len() as u32).map(|stage| self.stage(stage)).collect();
+        let (microbatches, updates) = (self.microbatches, self.updates.unwrap_or(1));
+        let lines: Vec<Line> = (0..self.rows.len())
+            .map(|row| Line {
+                prologue: Vec::new(),
+                period: self.items(row),
+                microbatches: u64::from(microbatches),
+                updates: u64::from(updates),
+                flush: true,
+            })
+            .collect();
         let shape = Shape::new(self.rows.len() as u32, self.accumulate());
-        let mut rings = vec![RingSizes::default(); stages.len()];
-        let mut streams: Vec<Option<Stream>> = vec![None; self.rows.len()];
-        for (s, stage) in stages.iter().enumerate() {
-            let before = s.checked_sub(1).map(|s| &stages[s]);
-            let (sizes, period) = if self.comms {
-                stage.as_written(before.is_some(), stages.get(s + 1).is_some())
-            } else {
-                stage.placed(before, stages.get(s + 1), &shape)
-            };
-            rings[s] = sizes;
-            let (microbatches, updates) = (self.microbatches, self.updates.unwrap_or(1));
-            streams[self.row_of_stage[s]] = Some(Stream { prologue: Vec::new(), period, microbatches, updates });
-        }
-        let program = Program {
-            streams: streams.into_iter().map(|s| s.expect("every row has a stage")).collect(),
-            rank_of_stage: self.row_of_stage.iter().map(|row| RankId(*row as u32)).collect(),
-            rings,
-            accumulate: self.accumulate(),
-        };
+        let rank_of_stage = self.row_of_stage.iter().map(|row| RankId(*row as u32)).collect();
+        let mut program =
+            Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate: self.accumulate() };
+        let places = places(&lines, self.row_of_stage.len(), microbatches as usize);
+        program.rings = (0..places.len()).map(|s| self.rings(&program, &places, s, &shape)).collect();
+        program.streams =
+            if self.comms { lines.iter().map(as_written).collect() } else { flushes(&mut program, &lines) };
         match verify(&program) {
             Ok(()) => Ok(program),
             Err(violations) => Err(violations.iter().map(|v| self.refused(&program, v)).collect()),
         }
     }
 
-    fn stage(&self, stage: u32) -> Stage {
-        let (m, k) = (self.microbatches as usize, self.accumulate());
-        let row = &self.rows[self.row_of_stage[stage as usize]];
+    /// What a row performs, transfers included where the table has them.
+    fn items(&self, row: usize) -> Vec<Item> {
+        let k = self.accumulate();
+        let cells = &self.rows[row];
         // B beside I and W on one stage is run as its halves.
-        let split = row.iter().any(|cell| cell.action.verb == Verb::I);
-        let mut left = vec![k; m / k.max(1) as usize];
-        let mut accumulation = |mb: u32| {
-            let left = &mut left[(mb / k) as usize];
-            *left -= 1;
-            Accumulation { first: *left + 1 == k, last: *left == 0 }
+        let split: HashSet<u32> =
+            cells.iter().filter(|cell| cell.action.verb == Verb::I).map(|cell| cell.action.stage).collect();
+        let mut made: HashMap<(u32, u32), u32> = HashMap::new();
+        let mut accumulation = |stage: u32, mb: u32| {
+            let made = made.entry((stage, mb / k)).or_default();
+            *made += 1;
+            Accumulation { first: *made == 1, last: *made == k }
         };
-        let mut items = Vec::with_capacity(row.len() + 1);
-        for Action { verb, number, .. } in row.iter().map(|cell| cell.action) {
+        let mut items = Vec::with_capacity(cells.len() + 1);
+        for Action { stage, verb, number } in cells.iter().map(|cell| cell.action) {
+            let mut push = |op| items.push(Item { op, stage, mb: u64::from(number) });
             match verb {
-                Verb::F => items.push((Op::F, number)),
-                Verb::I => items.push((Op::I, number)),
-                Verb::W => items.push((Op::W(accumulation(number)), number)),
-                Verb::B if split => items.extend([(Op::I, number), (Op::W(accumulation(number)), number)]),
-                Verb::B => items.push((Op::B(accumulation(number)), number)),
-                Verb::U => items.push((Op::U, number)),
-                Verb::SendF => items.push((Op::SendF, number)),
-                Verb::RecvF => items.push((Op::RecvF, number)),
-                Verb::SendB => items.push((Op::SendB, number)),
-                Verb::RecvB => items.push((Op::RecvB, number)),
+                Verb::F => push(Op::F),
+                Verb::I => push(Op::I),
+                Verb::W => push(Op::W(accumulation(stage, number))),
+                Verb::B if split.contains(&stage) => {
+                    push(Op::I);
+                    push(Op::W(accumulation(stage, number)));
+                }
+                Verb::B => push(Op::B(accumulation(stage, number))),
+                Verb::U => push(Op::U),
+                Verb::SendF => push(Op::SendF),
+                Verb::RecvF => push(Op::RecvF),
+                Verb::SendB => push(Op::SendB),
+                Verb::RecvB => push(Op::RecvB),
                 Verb::Unshard | Verb::Reshard | Verb::ReduceGrad => {}
             }
         }
         if self.updates.is_none() {
-            items.push((Op::U, 0));
+            let here = (0..).zip(&self.row_of_stage).filter(|(_, home)| **home == row);
+            items.extend(here.map(|(stage, _)| Item { op: Op::U, stage, mb: 0 }));
         }
-        let mut made =
-            Stage { stage, forward: vec![0; m], input_gradient: vec![0; m], weight_gradient: vec![0; m], items };
-        for (at, (op, mb)) in made.items.iter().enumerate() {
-            let mb = *mb as usize;
-            match op {
-                Op::F => made.forward[mb] = at,
-                Op::I => made.input_gradient[mb] = at,
-                Op::W(_) => made.weight_gradient[mb] = at,
-                Op::B(_) => (made.input_gradient[mb], made.weight_gradient[mb]) = (at, at),
-                _ => {}
-            }
+        items
+    }
+
+    fn rings(&self, program: &Program, places: &[Places], s: usize, shape: &Shape) -> RingSizes {
+        let here = &places[s];
+        let (before, after) = (program.border_before(s), program.border_after(s));
+        let stash = slots(&here.forward, &here.weight_gradient);
+        let gradients = slots(&here.input_gradient, &here.weight_gradient);
+        // Where the table has the transfers they say when a slot is taken, else the compiler posts ahead.
+        let receive = |needed: u32, claims: &[usize]| match self.comms {
+            true => slots(claims, &here.weight_gradient),
+            false => needed.saturating_add(shape.receive_extra).min(self.microbatches),
+        };
+        let send = |claims: &[usize], offers: &[usize]| match self.comms {
+            true => slots(claims, offers),
+            false => slots(claims, claims).max(shape.send_slots),
+        };
+        RingSizes {
+            stash,
+            recv_f: match s.checked_sub(1) {
+                None => stash,
+                Some(_) if before.is_some() => receive(stash, &here.recv_f),
+                Some(lower) => slots(&places[lower].forward, &here.weight_gradient),
+            },
+            send_f: after.map_or(0, |_| send(&here.forward, &here.send_f)),
+            recv_b: match after {
+                Some(_) => receive(gradients, &here.recv_b),
+                None if program.hands_over(s) => slots(&places[s + 1].input_gradient, &here.weight_gradient),
+                None => 0,
+            },
+            send_b: before.map_or(0, |_| send(&here.input_gradient, &here.send_b)),
         }
-        made
     }
 
     /// The diagnostic for a broken invariant: a deadlock is the table's fault, anything else is ours.
@@ -142,95 +166,43 @@ impl Table {
     }
 }
 
-impl Stage {
-    fn instr(&self, (op, mb): (Op, u32)) -> Instr {
-        Instr { op, stage: StageId(self.stage), mb }
-    }
-
-    /// Where each transfer of one kind stands, by micro-batch.
-    fn places(&self, kind: Op) -> Vec<usize> {
-        let mut places = vec![0; self.forward.len()];
-        for (at, (op, mb)) in self.items.iter().enumerate().filter(|(_, item)| item.0 == kind) {
-            debug_assert_eq!(*op, kind);
-            places[*mb as usize] = at;
-        }
-        places
-    }
-
-    /// The instructions of a table that places transfers; whether there are stages before and after.
-    fn as_written(&self, has_before: bool, has_after: bool) -> (RingSizes, Vec<Instr>) {
-        let when = |there: bool, claim: &[usize], release: &[usize]| if there { slots(claim, release) } else { 0 };
-        let (f, b, w) = (&self.forward, &self.input_gradient, &self.weight_gradient);
-        let stash = slots(f, w);
-        let rings = RingSizes {
-            stash,
-            recv_f: if has_before { slots(&self.places(Op::RecvF), w) } else { stash },
-            send_f: when(has_after, f, &self.places(Op::SendF)),
-            recv_b: when(has_after, &self.places(Op::RecvB), w),
-            send_b: when(has_before, b, &self.places(Op::SendB)),
-        };
-        (rings, self.items.iter().map(|item| self.instr(*item)).collect())
-    }
-
-    /// The instructions with transfers placed.
-    fn placed(&self, before: Option<&Stage>, after: Option<&Stage>, shape: &Shape) -> (RingSizes, Vec<Instr>) {
-        let stash = slots(&self.forward, &self.weight_gradient);
-        let inputs = before.map(|s| self.posts(&s.forward, &self.forward, shape));
-        let gradients = after.map(|s| self.posts(&s.input_gradient, &self.input_gradient, shape));
-        let rings = RingSizes {
-            stash,
-            recv_f: inputs.as_ref().map_or(stash, |(slots, _)| *slots),
-            send_f: after.map_or(0, |_| shape.send_slots.max(slots(&self.forward, &self.forward))),
-            recv_b: gradients.as_ref().map_or(0, |(slots, _)| *slots),
-            send_b: before.map_or(0, |_| shape.send_slots.max(slots(&self.input_gradient, &self.input_gradient))),
-        };
-        let mut posts: Vec<(Op, Posts)> = [(Op::RecvF, inputs), (Op::RecvB, gradients)]
-            .into_iter()
-            .filter_map(|(op, posts)| Some((op, posts?.1)))
-            .collect();
-        posts.iter_mut().for_each(|(_, posts)| posts.reverse());
-        let mut placed = Vec::with_capacity(self.items.len() * 3);
-        for (at, (op, mb)) in self.items.iter().enumerate() {
-            for (receive, posts) in &mut posts {
-                while let Some((mb, _)) = posts.pop_if(|(_, place)| *place <= at) {
-                    placed.push(self.instr((*receive, mb)));
+/// By stage.
+fn places(lines: &[Line], stages: usize, microbatches: usize) -> Vec<Places> {
+    let mut all = vec![Places::default(); stages];
+    for line in lines {
+        for (at, item) in line.period.iter().enumerate() {
+            let places = &mut all[item.stage as usize];
+            let note = |list: &mut Vec<usize>| {
+                list.resize(microbatches, 0);
+                list[item.mb as usize] = at;
+            };
+            match item.op {
+                Op::F => note(&mut places.forward),
+                Op::I => note(&mut places.input_gradient),
+                Op::W(_) => note(&mut places.weight_gradient),
+                Op::B(_) => {
+                    note(&mut places.input_gradient);
+                    note(&mut places.weight_gradient);
                 }
-            }
-            placed.push(self.instr((*op, *mb)));
-            if *op == Op::F && after.is_some() {
-                placed.push(self.instr((Op::SendF, *mb)));
-            }
-            if matches!(op, Op::B(_) | Op::I) && before.is_some() {
-                placed.push(self.instr((Op::SendB, *mb)));
+                Op::RecvF => note(&mut places.recv_f),
+                Op::SendF => note(&mut places.send_f),
+                Op::RecvB => note(&mut places.recv_b),
+                Op::SendB => note(&mut places.send_b),
+                Op::U => {}
             }
         }
-        (rings, placed)
     }
+    all
+}
 
-    /// Slots of a receive ring, and its posts: `sent` says when the other side sends, `used` when this one first needs it.
-    fn posts(&self, sent: &[usize], used: &[usize], shape: &Shape) -> (u32, Posts) {
-        let count = sent.len();
-        let mut order: Vec<u32> = (0..count as u32).collect();
-        order.sort_by_key(|mb| sent[*mb as usize]);
-        let try_slots = |slots: usize| {
-            let mut latest = 0;
-            let mut posts = Vec::with_capacity(count);
-            for mb in &order {
-                let holder = (*mb as usize).checked_sub(slots);
-                latest = latest.max(holder.map_or(0, |mb| self.weight_gradient[mb] + 1));
-                if latest > used[*mb as usize] {
-                    return None;
-                }
-                posts.push((*mb, latest));
-            }
-            Some(posts)
-        };
-        let least = (1..=count).find(|slots| try_slots(*slots).is_some()).unwrap_or(count);
-        // With a slot for each micro-batch every receive can be posted at the start.
-        let wanted = least.saturating_add(shape.receive_extra as usize).min(count);
-        (wanted..=count)
-            .find_map(|slots| Some((slots as u32, try_slots(slots)?)))
-            .expect("a slot for each micro-batch is always free")
+/// The stream of a row that places its transfers itself.
+fn as_written(line: &Line) -> Stream {
+    let instr = |item: &Item| Instr { op: item.op, stage: StageId(item.stage), mb: item.mb as u32 };
+    Stream {
+        prologue: Vec::new(),
+        period: line.period.iter().map(instr).collect(),
+        microbatches: line.microbatches as u32,
+        updates: line.updates as u32,
     }
 }
 

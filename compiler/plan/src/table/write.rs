@@ -36,8 +36,8 @@ pub fn write(program: &Program, content: Content, updates: u64) -> String {
 /// Whether the program is one update after all micro-batches, as PyTorch's tables are.
 pub fn is_flush(program: &Program) -> bool {
     program.streams.iter().all(|stream| {
-        let ends = stream.period.last().is_none_or(|instr| instr.op == Op::U);
-        stream.prologue.is_empty() && stream.updates == 1 && ends
+        let computed = stream.period.iter().rev().skip_while(|instr| instr.op == Op::U);
+        stream.prologue.is_empty() && stream.updates == 1 && computed.into_iter().all(|instr| instr.op != Op::U)
     })
 }
 
