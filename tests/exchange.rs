@@ -88,6 +88,23 @@ fn a_table_with_a_spec_has_memory_and_bounds() {
     assert!(status == Some(1) && stderr.contains("P0611"), "{stderr}");
 }
 
+/// Memory too is that of the schedule, with several stages on a rank.
+#[test]
+fn a_table_needs_the_memory_of_its_schedule() {
+    let model = "model gpt { layers = 4, width = 16, heads = 2, context = 8, vocab = 256 }\n";
+    for schedule in ["one_f_one_b", "zb_h1", "interleaved_1f1b", "zb_v"] {
+        let rest =
+            format!("machine {{ ranks = 2 }}\npipeline {{ schedule = {schedule}, microbatch = 2, accumulate = 4 }}\n");
+        let project = Project::new(&format!("{model}{rest}"));
+        let check = project.output(&["check", "spec.pace", "--cpu", "x86-64-v3"]);
+        project.output(&["export", "spec.pace", "--csv", "-o", "t.csv"]);
+        let import = project.output(&["import", "t.csv", "--spec", "spec.pace", "--cpu", "x86-64-v3"]);
+        let facts = |report: &str| report.split_once("\n\n").map(|(_, facts)| facts.to_owned()).unwrap();
+        assert!(import.contains("memory (bytes)"));
+        assert_eq!(facts(&import), facts(&check), "{schedule}");
+    }
+}
+
 /// Refusals with their cells, side by side with the table.
 #[test]
 fn refused_tables() {

@@ -3,6 +3,7 @@
 use crate::cli::Export;
 use crate::driver;
 use crate::failure::Failure;
+use crate::output;
 use plan::table::{Content, is_flush, write};
 
 pub fn run(args: &Export) -> Result<(), Failure> {
@@ -11,17 +12,14 @@ pub fn run(args: &Export) -> Result<(), Failure> {
     let content = if args.comms { Content::ComputeComms } else { Content::ComputeOnly };
     let text = write(program, content, updates(program.streams.len(), program.accumulate));
     if !is_flush(program) {
-        eprintln!(
+        output::say(
             "note: the schedule updates each stage by itself, which PyTorch's runtime can't do: the table has Paceline's \
-             own cells `<stage>U<update>`, and PyTorch's loader refuses it"
+             own cells `<stage>U<update>`, and PyTorch's loader refuses it",
         );
     }
     match &args.output {
         Some(path) => std::fs::write(path, text).map_err(|e| Failure::file("write", path, e)),
-        None => {
-            print!("{text}");
-            Ok(())
-        }
+        None => output::write(&text),
     }
 }
 

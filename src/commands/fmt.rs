@@ -3,7 +3,7 @@
 use crate::cli::Fmt;
 use crate::failure::Failure;
 use crate::render::Source;
-use crate::{driver, render};
+use crate::{driver, output, render};
 use std::io::Write;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ pub fn run(args: &Fmt) -> Result<(), Failure> {
             }
             Ok(text) if text == source.text => {}
             Ok(_) if args.check => {
-                println!("{} is not in the canonical layout", source.name);
+                output::write(&format!("{} is not in the canonical layout\n", source.name))?;
                 refused = true;
             }
             Ok(text) => replace(file, &source, &text)?,

@@ -4,7 +4,7 @@ use crate::cli::{Dialect, Format, Import};
 use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::Source;
-use crate::{render, report};
+use crate::{output, render, report};
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::Spec;
 use plan::table::{self, Table};
@@ -36,25 +36,19 @@ pub fn run(args: &Import) -> Result<(), Failure> {
         driver::analyse_program(spec, program, cpu, &mut spec_found)
     });
     spec_found.iter_mut().for_each(solve_in_table);
-    if args.format == Format::Text {
-        render::print(&spec_source, &spec_found);
-        report(args, &source, &found, analysed.as_ref())?;
-    } else {
-        // Places are those of the spec: what is wrong with the table ended the command above.
-        found.extend(spec_found.iter().cloned());
-        println!("{}", report::json(&spec_source, &found, analysed.as_ref()));
-    }
-    driver::refuse_on_error(&spec_found)
+    // What is said about the table has its places in the table: the report's are in the spec.
+    render::print(&source, &found);
+    report(args, &spec_source, &spec_found, analysed.as_ref())
 }
 
 /// Prints what was found in `source`, and the facts.
 fn report(args: &Import, source: &Source, found: &[Diagnostic], analysed: Option<&Analysed>) -> Result<(), Failure> {
     match args.format {
-        Format::Json => println!("{}", report::json(source, found, analysed)),
+        Format::Json => output::write(&(report::json(source, found, analysed) + "\n"))?,
         Format::Text => {
             render::print(source, found);
             if let Some(analysed) = analysed {
-                print!("{}", report::text(source, analysed));
+                output::write(&report::text(source, analysed))?;
             }
         }
     }
