@@ -96,7 +96,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let pipeline = items.pipeline.and_then(|block| pipeline::pipeline(cx, block, &outer));
     let staleness = pipeline::staleness(cx, items.staleness);
     let optimizer = optimizer::optimizer(cx, items.optimizer);
-    let require = pipeline::require(cx, items.require, model.is_some());
+    let require = pipeline::require(cx, items.require, model.is_some(), machine.as_ref().map(|m| &m.ranks));
     let (pipeline, schedule) = pipeline?;
     let (optimizer, learning_rate) = optimizer?;
     Some(Spec {

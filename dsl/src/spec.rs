@@ -43,12 +43,33 @@ pub struct Model {
     pub span: Span,
 }
 
+/// Bounds in bytes on each rank's memory: one for all ranks, or one for each; never none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits(Vec<At<u64>>);
+
+impl Limits {
+    /// None if the list is empty.
+    pub fn new(bytes: Vec<At<u64>>) -> Option<Limits> {
+        (!bytes.is_empty()).then_some(Limits(bytes))
+    }
+
+    /// The bound on a rank.
+    pub fn of(&self, rank: usize) -> &At<u64> {
+        self.0.get(rank).unwrap_or_else(|| self.0.last().expect("there is one"))
+    }
+
+    /// Whether ranks have bounds of their own.
+    pub fn by_rank(&self) -> bool {
+        self.0.len() > 1
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// P.
     pub ranks: At<u32>,
     /// Memory of one rank, bytes.
-    pub memory: Option<At<u64>>,
+    pub memory: Option<Limits>,
     pub cost: Option<At<Costs>>,
 }
 
@@ -129,7 +150,7 @@ mod artifact_types {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Require {
     /// Bytes a rank.
-    pub memory: Option<At<u64>>,
+    pub memory: Option<Limits>,
     /// Fraction, 0..1.
     pub bubble: Option<At<f64>>,
 }

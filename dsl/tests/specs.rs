@@ -43,7 +43,7 @@ fn the_design_s_example() {
     let sizes = [&model.layers, &model.width, &model.heads, &model.context, &model.vocab].map(|at| at.value);
     assert_eq!(sizes, [8, 256, 8, 128, 256]);
     assert_eq!(spec.machine.ranks.value, 4);
-    assert_eq!(spec.machine.memory.as_ref().map(|at| at.value), Some(1 << 30));
+    assert_eq!(spec.machine.memory.as_ref().map(|m| m.of(3).value), Some(1 << 30));
     assert_eq!(spec.machine.cost, None);
     assert_eq!(spec.pipeline.partition.value, Partition::Balanced);
     assert_eq!((spec.pipeline.microbatch.value, spec.pipeline.accumulate.value), (4, 4));
@@ -53,12 +53,12 @@ fn the_design_s_example() {
     let cosine = LearningRate::Cosine { peak: 1e-3, warmup: 20, total: 400, floor: 0.1 * 1e-3 };
     assert_eq!(spec.learning_rate.value, cosine);
     assert_eq!(spec.optimizer.value, Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 });
-    assert_eq!(spec.require.memory.as_ref().map(|at| at.value), Some(128 << 20));
+    assert_eq!(spec.require.memory.as_ref().map(|m| m.of(0).value), Some(128 << 20));
     assert_eq!(spec.require.bubble.as_ref().map(|at| at.value), Some(0.05));
     assert_eq!((spec.schedule.name.as_str(), spec.schedule.library), ("async_1f1b", true));
     assert_eq!(spec.stages(), 4);
     let text = |span: &std::ops::Range<usize>| &DESIGN[span.clone()];
-    assert_eq!(text(&spec.require.memory.expect("given").span), "128 MiB");
+    assert_eq!(text(&spec.require.memory.expect("given").of(0).span), "128 MiB");
     assert_eq!(text(&spec.pipeline.schedule.span), "async_1f1b");
     assert_eq!(text(&spec.learning_rate.span), "cosine(1e-3, warmup = 20, total = 400)");
 }
@@ -109,12 +109,27 @@ fn costs_and_units() {
 fn bytes_are_exact() {
     let bytes = |text: &str| {
         let text = format!("machine {{ ranks = 2, memory = {text} }}\npipeline {{ schedule = gpipe, accumulate = 1 }}");
-        load(&text, &[]).machine.memory.expect("given").value
+        load(&text, &[]).machine.memory.expect("given").of(1).value
     };
     assert_eq!(bytes("1 TiB"), 1 << 40);
     assert_eq!(bytes("80 GB"), 80_000_000_000);
     assert_eq!(bytes("1.5KiB"), 1536);
     assert_eq!(bytes("1_000_000_000_000_001 B"), 1_000_000_000_000_001);
+}
+
+#[test]
+fn bounds_on_memory_by_rank() {
+    let text = "model gpt { layers = 8, width = 64, heads = 4, context = 32, vocab = 256 }
+machine { ranks = 2, memory = [24 GiB, 16 GiB] }
+pipeline { schedule = gpipe, microbatch = 1, accumulate = 1 }
+require { memory <= [1 GiB, 512 MiB] }";
+    let spec = load(text, &["require.memory=[2 GiB, 1 GiB]"]);
+    let bytes = |limits: Option<dsl::spec::Limits>| limits.map(|l| [0, 1].map(|rank| l.of(rank).value >> 30));
+    assert_eq!((bytes(spec.machine.memory), bytes(spec.require.memory)), (Some([24, 16]), Some([2, 1])));
+    for (right, wrong) in [("[24 GiB, 16 GiB]", "[24 GiB]"), ("[1 GiB, 512 MiB]", "[]")] {
+        let (spec, found) = dsl::load(&text.replace(right, wrong), &[]);
+        assert_eq!((spec, found.iter().map(|d| d.code).collect()), (None, vec!["P0217"]));
+    }
 }
 
 #[test]

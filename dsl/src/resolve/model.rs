@@ -72,7 +72,7 @@ pub(super) fn machine(cx: &mut Context, block: &Block, chunks: u32) -> Option<Ma
     let section = Section::new(cx, "machine", &block.keyword.span, &block.body, &MACHINE);
     let ranks = section.need(cx, "ranks", "ranks = 4").and_then(|v| cx.count32(v, "ranks", 1..=RANKS_MAX));
     let device = section.value(cx, "device").map(|v| cx.word(v, "device", &["cpu"], &["cuda", "gpu", "rocm", "metal"]));
-    let memory = section.value(cx, "memory").map(|v| cx.bytes(v, "memory"));
+    let memory = section.value(cx, "memory").map(|v| cx.limits(v, "memory", ranks.as_ref()));
     let cost = section.find("cost").map(|entry| cost::cost(cx, entry, ranks.as_ref(), chunks));
     if device == Some(None) {
         return None;
