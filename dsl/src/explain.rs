@@ -42,6 +42,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0410
     P0411
     P0412
+    P0421
 ];
 
 /// The page of a code such as `P0101`: what it means, an example, how to fix it.

@@ -85,7 +85,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     }
     let model = items.model.map(|block| model::model(cx, block));
     let chunks = items.pipeline.map_or(1, |block| pipeline::chunks(block, &items.schedules));
-    let machine = items.machine.and_then(|block| model::machine(cx, block, chunks));
+    let machine = items.machine.and_then(|block| model::machine(cx, block, model.as_ref().map(Option::as_ref), chunks));
     let outer = pipeline::Outer {
         model: model.as_ref().map(Option::as_ref),
         ranks: machine.as_ref().map(|m| &m.ranks),

@@ -70,7 +70,60 @@ pub struct Machine {
     pub ranks: At<u32>,
     /// Memory of one rank, bytes.
     pub memory: Option<Limits>,
-    pub cost: Option<At<Costs>>,
+    pub cost: Option<At<Cost>>,
+}
+
+/// Where the times of F, I and W come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cost {
+    Stages(Costs),
+    Layers(LayerCosts),
+    /// Path of a CSV file, from the folder of the spec.
+    Profile(String),
+}
+
+/// Times of one layer on one micro-batch, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    pub f_ns: u64,
+    pub i_ns: u64,
+    pub w_ns: u64,
+}
+
+impl Times {
+    pub fn total_ns(&self) -> u64 {
+        self.f_ns.saturating_add(self.i_ns).saturating_add(self.w_ns)
+    }
+}
+
+/// Times by layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerCosts {
+    pub embed: Times,
+    /// One for all blocks, or one for each.
+    pub blocks: Vec<Times>,
+    pub head: Times,
+    pub hop_ns: u64,
+}
+
+impl LayerCosts {
+    pub fn of(&self, layer: Layer) -> Times {
+        match layer {
+            Layer::Embed => self.embed,
+            Layer::Head => self.head,
+            Layer::Block(i) => self.blocks.get(i as usize).or(self.blocks.last()).copied().unwrap_or_default(),
+        }
+    }
+
+    /// The times of stages that hold these layers; none is 0.
+    pub fn stages(&self, layers: &[Vec<Layer>]) -> Costs {
+        let sum = |part: fn(Times) -> u64| {
+            let stage =
+                |stage: &Vec<Layer>| stage.iter().map(|&l| part(self.of(l))).fold(0, u64::saturating_add).max(1);
+            layers.iter().map(stage).collect()
+        };
+        Costs { f_ns: sum(|t| t.f_ns), i_ns: sum(|t| t.i_ns), w_ns: sum(|t| t.w_ns), hop_ns: self.hop_ns }
+    }
 }
 
 /// Costs in nanoseconds; each list has one entry (uniform) or one per stage.

@@ -4,7 +4,7 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Layer, Limits, Model, Partition};
+use dsl::spec::{At, Cost, Layer, Limits, Model, Partition};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_sizes};
@@ -186,10 +186,18 @@ fn costs_follow_the_work() {
     insta::assert_debug_snapshot!(costs);
 }
 
-/// Diagnostics of a spec, run as a flush schedule.
 fn diagnose(text: &str) -> Vec<Diagnostic> {
+    diagnose_with(text, "")
+}
+
+/// Diagnostics of a spec, run as a flush schedule, with the text of its profile.
+fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     let (spec, found) = dsl::load(text, &[]);
     let spec = spec.unwrap_or_else(|| panic!("{found:?}"));
+    if let Some(At { value: Cost::Profile(name), span }) = &spec.machine.cost {
+        let read = model::profile::parse(profile, spec.machine.ranks.value as usize, None);
+        return vec![read.expect_err("its example is wrong").diagnostic(name, span)];
+    }
     let model = spec.model.expect("it has a model");
     let wrong = check_sizes(&model, &spec.pipeline.microbatch);
     if !wrong.is_empty() {
@@ -212,7 +220,8 @@ fn the_pages_examples_give_their_codes() {
         let page = dsl::explain(code).expect("listed");
         let (_, rest) = page.split_once("```pace\n").expect("a page has an example");
         let (example, _) = rest.split_once("```").expect("the example ends");
-        let found = diagnose(example);
+        let csv = page.split_once("```csv\n").and_then(|(_, rest)| rest.split_once("```")).map_or("", |(csv, _)| csv);
+        let found = diagnose_with(example, csv);
         assert!(!found.is_empty() && found.iter().all(|d| d.code == code), "{code}: {found:?}");
         for d in found {
             let label = &d.labels[0];
