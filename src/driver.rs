@@ -6,11 +6,12 @@ use crate::render::{self, Source};
 use artifact::stream::Program;
 use dsl::Set;
 use dsl::diag::Diagnostic;
-use dsl::spec::{Layer, Spec};
+use dsl::spec::{Cost, Layer, LayerCosts, Spec};
 use model::build::{Build, Input};
 use model::dims::Dims;
 use model::kernel::OptimizerKind;
 use model::limits::Bounds;
+use model::profile::Profile;
 use model::target::CpuClass;
 use plan::Shape;
 use plan::Subject;
@@ -66,8 +67,19 @@ pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Ve
     let cpu = cpu_class(args.cpu.as_deref())?;
     let sets = sets(args);
     let (spec, mut found) = dsl::load(&source.text, &sets);
-    let analysed = spec.and_then(|spec| passes(spec, cpu, &mut found));
+    let profile = match &spec {
+        Some(spec) => profile(spec, &args.file)?,
+        None => None,
+    };
+    let analysed = spec.and_then(|spec| passes(spec, profile.as_deref(), cpu, &mut found));
     Ok((analysed, found))
+}
+
+/// The text of the profile that the spec names, from the folder of the spec's file.
+pub fn profile(spec: &Spec, file: &Path) -> Result<Option<String>, Failure> {
+    let Some(Cost::Profile(name)) = spec.machine.cost.as_ref().map(|at| &at.value) else { return Ok(None) };
+    let path = file.parent().unwrap_or(Path::new("")).join(name);
+    std::fs::read_to_string(&path).map(Some).map_err(|e| Failure::file("read", &path, e))
 }
 
 /// The overrides of the command line.
@@ -75,18 +87,26 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
     args.sets.iter().cloned().map(Set).collect()
 }
 
-fn passes(spec: Spec, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+fn passes(spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
     let program = plan::expand(&spec.schedule, Shape::of(&spec)).map_err(|wrong| found.extend(wrong)).ok()?;
-    analyse_program(spec, program, cpu, found)
+    analyse_program(spec, profile, program, cpu, found)
 }
 
-/// The passes after the schedule was expanded: `program` has the ranks and `accumulate` of `spec`.
-pub fn analyse_program(spec: Spec, program: Program, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+/// The passes after the schedule was expanded: `program` has the ranks and `accumulate` of `spec`; `profile` is the text
+/// of the one that `spec` names.
+pub fn analyse_program(
+    spec: Spec,
+    profile: Option<&str>,
+    program: Program,
+    cpu: CpuClass,
+    found: &mut Vec<Diagnostic>,
+) -> Option<Analysed> {
+    let times = times(&spec, profile, program.rank_of_stage.len()).map_err(|wrong| found.push(*wrong)).ok()?;
     let layers = match &spec.model {
-        Some(model) => Some(partition(&spec, model, &program, found)?),
+        Some(model) => Some(partition(&spec, model, times.by_layer(), &program, found)?),
         None => None,
     };
-    let costs = costs(&spec, layers.as_deref(), program.rank_of_stage.len());
+    let costs = costs(&spec, &times, layers.as_deref(), program.rank_of_stage.len());
     let (facts, more) = plan::analyse(&program, &Subject::of(&spec), &costs);
     found.extend(more);
     let build = match (&spec.model, &layers) {
@@ -96,9 +116,42 @@ pub fn analyse_program(spec: Spec, program: Program, cpu: CpuClass, found: &mut 
     Some(Analysed { layers, costs, program, facts, build, cpu, spec })
 }
 
+/// The spec's times, its profile read.
+enum SpecTimes {
+    Stages(dsl::spec::Costs),
+    Layers(LayerCosts),
+    None,
+}
+
+impl SpecTimes {
+    fn by_layer(&self) -> Option<&LayerCosts> {
+        match self {
+            SpecTimes::Layers(costs) => Some(costs),
+            _ => None,
+        }
+    }
+}
+
+fn times(spec: &Spec, profile: Option<&str>, stages: usize) -> Result<SpecTimes, Box<Diagnostic>> {
+    let Some(cost) = &spec.machine.cost else { return Ok(SpecTimes::None) };
+    Ok(match &cost.value {
+        Cost::Stages(costs) => SpecTimes::Stages(costs.clone()),
+        Cost::Layers(costs) => SpecTimes::Layers(costs.clone()),
+        Cost::Profile(name) => {
+            let blocks = spec.model.as_ref().map(|m| m.layers.value);
+            let read = model::profile::parse(profile.unwrap_or_default(), stages, blocks);
+            match read.map_err(|e| Box::new(e.diagnostic(name, &cost.span)))? {
+                Profile::Stages(costs) => SpecTimes::Stages(costs),
+                Profile::Layers(costs) => SpecTimes::Layers(costs),
+            }
+        }
+    })
+}
+
 fn partition(
     spec: &Spec,
     model: &dsl::spec::Model,
+    times: Option<&LayerCosts>,
     program: &Program,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Vec<Layer>>> {
@@ -109,14 +162,22 @@ fn partition(
     }
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
     let stages = program.rank_of_stage.len() as u32;
-    model::partition::partition(&dims, &spec.pipeline.partition, stages).map_err(|d| found.push(*d)).ok()
+    let cut = match times {
+        Some(costs) => {
+            let weight = |layer| costs.of(layer).total_ns();
+            model::partition::partition_by(dims.layers, &spec.pipeline.partition, stages, &weight)
+        }
+        None => model::partition::partition(&dims, &spec.pipeline.partition, stages),
+    };
+    cut.map_err(|d| found.push(*d)).ok()
 }
 
 /// The spec's own costs, or estimates from the model's work, or one microsecond for F, I and W each.
-fn costs(spec: &Spec, layers: Option<&[Vec<Layer>]>, stages: usize) -> Costs {
-    match (&spec.machine.cost, &spec.model, layers) {
-        (Some(costs), _, _) => Costs::of_spec(&costs.value, stages),
-        (None, Some(model), Some(layers)) => {
+fn costs(spec: &Spec, times: &SpecTimes, layers: Option<&[Vec<Layer>]>, stages: usize) -> Costs {
+    match (times, &spec.model, layers) {
+        (SpecTimes::Stages(costs), _, _) => Costs::of_spec(costs, stages),
+        (SpecTimes::Layers(costs), _, Some(layers)) => Costs::of_spec(&costs.stages(layers), stages),
+        (SpecTimes::None, Some(model), Some(layers)) => {
             let dims = Dims::new(model, spec.pipeline.microbatch.value);
             Costs::of_spec(&model::cost::costs(&dims, layers), stages)
         }

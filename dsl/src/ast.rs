@@ -89,6 +89,8 @@ pub enum ValueKind {
     Indexed(Name, Number, Option<Number>),
     /// `every 4 updates`
     Every(Number, Name),
+    /// `"profile.csv"`, without its quotes.
+    Text(String),
     /// Could not be read; reported already.
     Invalid,
 }
@@ -205,6 +207,7 @@ impl ValueKind {
             Self::List(_) => "a list".into(),
             Self::Indexed(name, ..) => format!("`{} …`", name.text),
             Self::Every(..) => "`every …`".into(),
+            Self::Text(text) => format!("`\"{text}\"`"),
             Self::Invalid => "something unreadable".into(),
         }
     }

@@ -27,6 +27,8 @@ pub enum Kind {
     Percent,
     /// `..`
     Dots,
+    /// `"…"`, only where `profile(` stands before it.
+    Text,
     Unknown,
     End,
 }
@@ -54,11 +56,14 @@ pub fn lex(text: &str) -> (Vec<Token<'_>>, Vec<Diagnostic>) {
         let after = trivia(rest);
         starts_line |= rest[..rest.len() - after.len()].contains('\n');
         let start = text.len() - after.len();
-        let Ok((next, kind)) = token(after) else {
+        let Ok((next, mut kind)) = token(after) else {
             tokens.push(Token { kind: Kind::End, text: "", span: start..start, starts_line: true });
             return (tokens, found);
         };
         let span = start..text.len() - next.len();
+        if kind == Kind::Unknown && is_path(&tokens, &text[span.clone()]) {
+            kind = Kind::Text;
+        }
         let token = Token { kind, text: &text[span.clone()], span, starts_line };
         match kind {
             Kind::Open => depth += 1,
@@ -75,6 +80,12 @@ pub fn lex(text: &str) -> (Vec<Token<'_>>, Vec<Diagnostic>) {
         starts_line = false;
         rest = next;
     }
+}
+
+/// Whether this is the name of a file: everything else is written without quotes.
+fn is_path(before: &[Token<'_>], text: &str) -> bool {
+    let quoted = text.len() >= 2 && text.starts_with('"') && text.ends_with('"');
+    quoted && matches!(before, [.., call, open] if call.text == "profile" && open.text == "(")
 }
 
 fn unknown(token: &Token<'_>) -> Diagnostic {

@@ -85,7 +85,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     }
     let model = items.model.map(|block| model::model(cx, block));
     let chunks = items.pipeline.map_or(1, |block| pipeline::chunks(block, &items.schedules));
-    let machine = items.machine.and_then(|block| model::machine(cx, block, chunks));
+    let machine = items.machine.and_then(|block| model::machine(cx, block, model.as_ref().map(Option::as_ref), chunks));
     let outer = pipeline::Outer {
         model: model.as_ref().map(Option::as_ref),
         ranks: machine.as_ref().map(|m| &m.ranks),
@@ -96,7 +96,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let pipeline = items.pipeline.and_then(|block| pipeline::pipeline(cx, block, &outer));
     let staleness = pipeline::staleness(cx, items.staleness);
     let optimizer = optimizer::optimizer(cx, items.optimizer);
-    let require = pipeline::require(cx, items.require, model.is_some());
+    let require = pipeline::require(cx, items.require, model.is_some(), machine.as_ref().map(|m| &m.ranks));
     let (pipeline, schedule) = pipeline?;
     let (optimizer, learning_rate) = optimizer?;
     Some(Spec {

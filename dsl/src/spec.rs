@@ -43,13 +43,87 @@ pub struct Model {
     pub span: Span,
 }
 
+/// Bounds in bytes on each rank's memory: one for all ranks, or one for each; never none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits(Vec<At<u64>>);
+
+impl Limits {
+    /// None if the list is empty.
+    pub fn new(bytes: Vec<At<u64>>) -> Option<Limits> {
+        (!bytes.is_empty()).then_some(Limits(bytes))
+    }
+
+    /// The bound on a rank.
+    pub fn of(&self, rank: usize) -> &At<u64> {
+        self.0.get(rank).unwrap_or_else(|| self.0.last().expect("there is one"))
+    }
+
+    /// Whether ranks have bounds of their own.
+    pub fn by_rank(&self) -> bool {
+        self.0.len() > 1
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct Machine {
     /// P.
     pub ranks: At<u32>,
     /// Memory of one rank, bytes.
-    pub memory: Option<At<u64>>,
-    pub cost: Option<At<Costs>>,
+    pub memory: Option<Limits>,
+    pub cost: Option<At<Cost>>,
+}
+
+/// Where the times of F, I and W come from.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cost {
+    Stages(Costs),
+    Layers(LayerCosts),
+    /// Path of a CSV file, from the folder of the spec.
+    Profile(String),
+}
+
+/// Times of one layer on one micro-batch, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    pub f_ns: u64,
+    pub i_ns: u64,
+    pub w_ns: u64,
+}
+
+impl Times {
+    pub fn total_ns(&self) -> u64 {
+        self.f_ns.saturating_add(self.i_ns).saturating_add(self.w_ns)
+    }
+}
+
+/// Times by layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerCosts {
+    pub embed: Times,
+    /// One for all blocks, or one for each.
+    pub blocks: Vec<Times>,
+    pub head: Times,
+    pub hop_ns: u64,
+}
+
+impl LayerCosts {
+    pub fn of(&self, layer: Layer) -> Times {
+        match layer {
+            Layer::Embed => self.embed,
+            Layer::Head => self.head,
+            Layer::Block(i) => self.blocks.get(i as usize).or(self.blocks.last()).copied().unwrap_or_default(),
+        }
+    }
+
+    /// The times of stages that hold these layers; none is 0.
+    pub fn stages(&self, layers: &[Vec<Layer>]) -> Costs {
+        let sum = |part: fn(Times) -> u64| {
+            let stage =
+                |stage: &Vec<Layer>| stage.iter().map(|&l| part(self.of(l))).fold(0, u64::saturating_add).max(1);
+            layers.iter().map(stage).collect()
+        };
+        Costs { f_ns: sum(|t| t.f_ns), i_ns: sum(|t| t.i_ns), w_ns: sum(|t| t.w_ns), hop_ns: self.hop_ns }
+    }
 }
 
 /// Costs in nanoseconds; each list has one entry (uniform) or one per stage.
@@ -129,7 +203,7 @@ mod artifact_types {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Require {
     /// Bytes a rank.
-    pub memory: Option<At<u64>>,
+    pub memory: Option<Limits>,
     /// Fraction, 0..1.
     pub bubble: Option<At<f64>>,
 }

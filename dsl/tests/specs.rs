@@ -2,7 +2,7 @@
 
 use dsl::Set;
 use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Cond, Expr, PhaseKind, Update, Var};
-use dsl::spec::{Layer, LearningRate, Optimizer, Partition, Spec};
+use dsl::spec::{Cost, Costs, Layer, LayerCosts, LearningRate, Optimizer, Partition, Spec, Times};
 
 const DESIGN: &str = "model gpt { layers = 8, width = 256, heads = 8, context = 128, vocab = 256 }
 
@@ -43,7 +43,7 @@ fn the_design_s_example() {
     let sizes = [&model.layers, &model.width, &model.heads, &model.context, &model.vocab].map(|at| at.value);
     assert_eq!(sizes, [8, 256, 8, 128, 256]);
     assert_eq!(spec.machine.ranks.value, 4);
-    assert_eq!(spec.machine.memory.as_ref().map(|at| at.value), Some(1 << 30));
+    assert_eq!(spec.machine.memory.as_ref().map(|m| m.of(3).value), Some(1 << 30));
     assert_eq!(spec.machine.cost, None);
     assert_eq!(spec.pipeline.partition.value, Partition::Balanced);
     assert_eq!((spec.pipeline.microbatch.value, spec.pipeline.accumulate.value), (4, 4));
@@ -53,12 +53,12 @@ fn the_design_s_example() {
     let cosine = LearningRate::Cosine { peak: 1e-3, warmup: 20, total: 400, floor: 0.1 * 1e-3 };
     assert_eq!(spec.learning_rate.value, cosine);
     assert_eq!(spec.optimizer.value, Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 });
-    assert_eq!(spec.require.memory.as_ref().map(|at| at.value), Some(128 << 20));
+    assert_eq!(spec.require.memory.as_ref().map(|m| m.of(0).value), Some(128 << 20));
     assert_eq!(spec.require.bubble.as_ref().map(|at| at.value), Some(0.05));
     assert_eq!((spec.schedule.name.as_str(), spec.schedule.library), ("async_1f1b", true));
     assert_eq!(spec.stages(), 4);
     let text = |span: &std::ops::Range<usize>| &DESIGN[span.clone()];
-    assert_eq!(text(&spec.require.memory.expect("given").span), "128 MiB");
+    assert_eq!(text(&spec.require.memory.expect("given").of(0).span), "128 MiB");
     assert_eq!(text(&spec.pipeline.schedule.span), "async_1f1b");
     assert_eq!(text(&spec.learning_rate.span), "cosine(1e-3, warmup = 20, total = 400)");
 }
@@ -90,12 +90,65 @@ fn layout_does_not_matter() {
     }
 }
 
+fn stage_costs(spec: &Spec) -> Costs {
+    match spec.machine.cost.as_ref().map(|at| &at.value) {
+        Some(Cost::Stages(costs)) => costs.clone(),
+        other => panic!("times of stages, not {other:?}"),
+    }
+}
+
+#[test]
+fn costs_by_layer() {
+    let text = |cost: &str| {
+        format!(
+            "model gpt {{ layers = 2, width = 64, heads = 4, context = 32, vocab = 256 }}\n\
+             machine {{ ranks = 2, cost {{ {cost} }} }}\npipeline {{ schedule = gpipe, microbatch = 1, accumulate = 1 }}"
+        )
+    };
+    let layers = |cost: &str| match load(&text(cost), &[]).machine.cost.expect("given").value {
+        Cost::Layers(costs) => costs,
+        other => panic!("times of layers, not {other:?}"),
+    };
+    let costs = layers(
+        "embed { F = 5 ns, B = 0 }, block { F = [1 ns, 2 ns], I = 3 ns, W = 4 ns }, head { F = 7 ns, B = 9 ns }, hop = 1 us",
+    );
+    let times = |f_ns, i_ns, w_ns| Times { f_ns, i_ns, w_ns };
+    let blocks = vec![times(1, 3, 4), times(2, 3, 4)];
+    assert_eq!(costs, LayerCosts { embed: times(5, 0, 0), blocks, head: times(7, 4, 5), hop_ns: 1000 });
+    let stages = costs.stages(&[vec![Layer::Embed], vec![Layer::Block(0), Layer::Block(1), Layer::Head]]);
+    assert_eq!(stages, Costs { f_ns: vec![5, 10], i_ns: vec![1, 10], w_ns: vec![1, 13], hop_ns: 1000 });
+    let codes = |text: &str| dsl::load(text, &[]).1.iter().map(|d| d.code).collect::<Vec<_>>();
+    assert_eq!(codes(&text("block { F = 1 us, B = 1 us }, head { F = 1 us }")), ["P0204", "P0204"]);
+    let embed = "embed { F = 0, B = 0 }, head { F = 1 us, B = 1 us }";
+    assert_eq!(codes(&text(&format!("{embed}, block {{ F = [1 us], B = 1 us }}"))), ["P0217"]);
+    assert_eq!(codes(&text(&format!("{embed}, block {{ F = 1 us, B = 1 us }}, F = 2 us"))), ["P0218"]);
+    let bare = text(&format!("{embed}, block {{ F = 1 us, B = 1 us }}"));
+    assert_eq!(codes(bare.split_once('\n').expect("two lines").1), ["P0223"]);
+}
+
+#[test]
+fn costs_of_a_profile() {
+    let text =
+        "machine { ranks = 2, cost = profile(\"measured/a b.csv\") }\npipeline { schedule = gpipe, accumulate = 1 }";
+    let cost = load(text, &[]).machine.cost.expect("given").value;
+    assert_eq!(cost, Cost::Profile("measured/a b.csv".into()));
+    let set = load(&small(""), &["machine.cost=profile(\"x.csv\")"]);
+    assert_eq!(set.machine.cost.expect("given").value, Cost::Profile("x.csv".into()));
+    let block = text.replace("= profile(\"measured/a b.csv\")", "{ F = 1 us, B = 1 us }");
+    let rewritten = dsl::with_sets(&block, &[Set("machine.cost=profile(\"x.csv\")".into())]);
+    assert_eq!(load(&rewritten, &[]).machine.cost.expect("given").value, Cost::Profile("x.csv".into()), "{rewritten}");
+    for wrong in ["profile()", "profile(x)", "profile(\"\")", "profile(\"a\", 2)", "profile"] {
+        let (_, found) = dsl::load(&text.replace("profile(\"measured/a b.csv\")", wrong), &[]);
+        assert_eq!(found.iter().map(|d| d.code).collect::<Vec<_>>(), ["P0212"], "{wrong}");
+    }
+}
+
 #[test]
 fn costs_and_units() {
     let costs = |cost: &str| {
         let text =
             format!("machine {{ ranks = 2, cost {{ {cost} }} }}\npipeline {{ schedule = gpipe, accumulate = 1 }}");
-        load(&text, &[]).machine.cost.expect("given").value
+        stage_costs(&load(&text, &[]))
     };
     let paper = costs("F = 18522 us, I = 18086 us, W = 9337 us, hop = 601 us");
     assert_eq!((&paper.f_ns[..], &paper.i_ns[..]), (&[18_522_000][..], &[18_086_000][..]));
@@ -109,12 +162,27 @@ fn costs_and_units() {
 fn bytes_are_exact() {
     let bytes = |text: &str| {
         let text = format!("machine {{ ranks = 2, memory = {text} }}\npipeline {{ schedule = gpipe, accumulate = 1 }}");
-        load(&text, &[]).machine.memory.expect("given").value
+        load(&text, &[]).machine.memory.expect("given").of(1).value
     };
     assert_eq!(bytes("1 TiB"), 1 << 40);
     assert_eq!(bytes("80 GB"), 80_000_000_000);
     assert_eq!(bytes("1.5KiB"), 1536);
     assert_eq!(bytes("1_000_000_000_000_001 B"), 1_000_000_000_000_001);
+}
+
+#[test]
+fn bounds_on_memory_by_rank() {
+    let text = "model gpt { layers = 8, width = 64, heads = 4, context = 32, vocab = 256 }
+machine { ranks = 2, memory = [24 GiB, 16 GiB] }
+pipeline { schedule = gpipe, microbatch = 1, accumulate = 1 }
+require { memory <= [1 GiB, 512 MiB] }";
+    let spec = load(text, &["require.memory=[2 GiB, 1 GiB]"]);
+    let bytes = |limits: Option<dsl::spec::Limits>| limits.map(|l| [0, 1].map(|rank| l.of(rank).value >> 30));
+    assert_eq!((bytes(spec.machine.memory), bytes(spec.require.memory)), (Some([24, 16]), Some([2, 1])));
+    for (right, wrong) in [("[24 GiB, 16 GiB]", "[24 GiB]"), ("[1 GiB, 512 MiB]", "[]")] {
+        let (spec, found) = dsl::load(&text.replace(right, wrong), &[]);
+        assert_eq!((spec, found.iter().map(|d| d.code).collect()), (None, vec!["P0217"]));
+    }
 }
 
 #[test]
@@ -146,7 +214,7 @@ fn overrides() {
     let more = ["optimizer=sgd { lr = 0.1 }", "optimizer.momentum=0.5", "machine.cost.F=1 ms", "machine.cost.B=2ms"];
     let spec = load(DESIGN, &more);
     assert_eq!(spec.optimizer.value, Optimizer::Sgd { momentum: 0.5, decay: 0.0 });
-    assert_eq!(spec.machine.cost.map(|at| at.value.f_ns), Some(vec![1_000_000]));
+    assert_eq!(stage_costs(&spec).f_ns, [1_000_000]);
     let added = load(&small(""), &["require.bubble=0.1", "optimizer.lr=0.1", "pipeline.schedule=gpipe"]);
     assert_eq!(added.require.bubble.map(|at| at.value), Some(0.1));
     assert_eq!(added.learning_rate.value, LearningRate::Constant { lr: 0.1 });

@@ -24,16 +24,20 @@ pub fn run(args: &Import) -> Result<(), Failure> {
     let name = args.table.file_stem().map_or_else(|| "table".into(), |n| n.to_string_lossy().into_owned());
     let Some(file) = &args.spec else {
         let spec = bare_spec(&table, &name);
-        let analysed = driver::analyse_program(spec, program, cpu, &mut found);
+        let analysed = driver::analyse_program(spec, None, program, cpu, &mut found);
         return report(args, &source, &found, analysed.as_ref());
     };
     let spec_source = driver::read_file(file)?;
     let sets: Vec<dsl::Set> = args.sets.iter().cloned().map(dsl::Set).collect();
     let (spec, mut spec_found) = dsl::load(&spec_source.text, &sets);
     let spec = spec.filter(|spec| fits(spec, &table, &mut spec_found));
+    let profile = match &spec {
+        Some(spec) => driver::profile(spec, file)?,
+        None => None,
+    };
     let analysed = spec.and_then(|mut spec| {
         spec.schedule = table.schedule(&name);
-        driver::analyse_program(spec, program, cpu, &mut spec_found)
+        driver::analyse_program(spec, profile.as_deref(), program, cpu, &mut spec_found)
     });
     spec_found.iter_mut().for_each(solve_in_table);
     // What is said about the table has its places in the table: the report's are in the spec.

@@ -5,7 +5,7 @@
 //! | module | gives |
 //! |---|---|
 //! | [`dims`] | the model's sizes, checked |
-//! | [`partition`] | the layers of each stage; [`cost`]: their work |
+//! | [`partition`] | the layers of each stage; [`cost`]: their work; [`profile`]: their times from a file |
 //! | [`gpt`] | a stage's forward pass as a [`graph`] |
 //! | [`derivative`] | its backward pass, input and weight gradients apart |
 //! | [`fuse`] | nodes -> kernel calls on values |
@@ -31,6 +31,7 @@ pub mod layout;
 pub mod limits;
 pub mod operands;
 pub mod partition;
+pub mod profile;
 pub mod stage;
 pub mod target;
 pub mod verify;

@@ -5,9 +5,19 @@ use crate::dims::Dims;
 use dsl::diag::Diagnostic;
 use dsl::spec::{At, Layer, Partition};
 
-/// The layers of each stage, in forward order; every stage has at least one.
+/// The layers of each stage, in forward order; every stage has at least one. `balanced` is by arithmetic work: see [`partition_by`].
 ///
-/// `balanced` minimises the work of the stage that has most, then the sum of the squares (so the rest is even too), then
+/// # Errors
+/// As [`partition_by`].
+pub fn partition(dims: &Dims, partition: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
+    let work = LayerWork::new(dims);
+    let rows = u64::from(dims.rows());
+    partition_by(dims.layers, partition, stages, &|layer| work.of(layer).total() / rows)
+}
+
+/// The layers of each stage of a model with `blocks` blocks.
+///
+/// `balanced` minimises the weight of the stage that has most, then the sum of the squares (so the rest is even too), then
 /// puts fewer layers into the earlier stages (they hold more micro-batches in flight).
 ///
 /// An explicit partition is a cut of the model: the resolver made sure.
@@ -15,9 +25,14 @@ use dsl::spec::{At, Layer, Partition};
 /// # Errors
 /// `P0222`: more stages than layers; `P0221`: an explicit partition with another number of stages. With a stage for each rank the
 /// resolver has found both already.
-pub fn partition(dims: &Dims, partition: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
+pub fn partition_by(
+    blocks: u32,
+    partition: &At<Partition>,
+    stages: u32,
+    weight: &dyn Fn(Layer) -> u64,
+) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
     match &partition.value {
-        Partition::Balanced => balanced(dims, partition, stages),
+        Partition::Balanced => balanced(blocks, partition, stages, weight),
         Partition::Explicit(layers) if layers.len() == stages as usize => Ok(layers.clone()),
         Partition::Explicit(layers) => {
             let message = format!("the partition has {} stages, the schedule places {stages}", layers.len());
@@ -28,24 +43,27 @@ pub fn partition(dims: &Dims, partition: &At<Partition>, stages: u32) -> Result<
 }
 
 /// All layers, in forward order.
-fn all(dims: &Dims) -> Vec<Layer> {
-    let blocks = (0..dims.layers).map(Layer::Block);
+fn all(blocks: u32) -> Vec<Layer> {
+    let blocks = (0..blocks).map(Layer::Block);
     std::iter::once(Layer::Embed).chain(blocks).chain([Layer::Head]).collect()
 }
 
-fn balanced(dims: &Dims, at: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
-    let layers = all(dims);
+fn balanced(
+    blocks: u32,
+    at: &At<Partition>,
+    stages: u32,
+    weight: &dyn Fn(Layer) -> u64,
+) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
+    let layers = all(blocks);
     if stages as usize > layers.len() || stages == 0 {
         let count = layers.len();
         return Err(Box::new(
             Diagnostic::error("P0222", at.span.clone(), format!("{count} layers cannot fill {stages} stages"))
-                .note(format!("the layers are the embedding, {} blocks and the head", dims.layers))
+                .note(format!("the layers are the embedding, {blocks} blocks and the head"))
                 .help(format!("use at most {count} stages, or layers >= {}", stages.saturating_sub(2))),
         ));
     }
-    let work = LayerWork::new(dims);
-    let rows = u64::from(dims.rows());
-    let weights: Vec<u64> = layers.iter().map(|&l| work.of(l).total() / rows).collect();
+    let weights: Vec<u64> = layers.iter().map(|&l| weight(l)).collect();
     let ends = cut(&weights, stages as usize);
     let starts = std::iter::once(0).chain(ends.iter().copied());
     Ok(starts.zip(&ends).map(|(from, &to)| layers[from..to].to_vec()).collect())

@@ -4,7 +4,7 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Layer, Model, Partition};
+use dsl::spec::{At, Cost, Layer, Limits, Model, Partition};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_sizes};
@@ -84,7 +84,7 @@ proptest! {
             let (optimizer, program, cpu) = (OptimizerKind::AdamW, &program, CpuClass::X86V3);
             let input = Input { dims, partition, fuse: false, optimizer, program, cpu };
             let built = build(&input);
-            let bounds = Bounds { machine: Some(At { value: bound, span: 0..0 }), require: None };
+            let bounds = Bounds { machine: Limits::new(vec![At { value: bound, span: 0..0 }]), require: None };
             let refused = check_memory(&input, &built, &bounds, &(0..0));
             prop_assert!(refused.iter().all(|d| d.help.is_some()));
             if built.memory[0].total < 1 << 46 && built.memory[1].total < 1 << 46 {
@@ -186,10 +186,18 @@ fn costs_follow_the_work() {
     insta::assert_debug_snapshot!(costs);
 }
 
-/// Diagnostics of a spec, run as a flush schedule.
 fn diagnose(text: &str) -> Vec<Diagnostic> {
+    diagnose_with(text, "")
+}
+
+/// Diagnostics of a spec, run as a flush schedule, with the text of its profile.
+fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     let (spec, found) = dsl::load(text, &[]);
     let spec = spec.unwrap_or_else(|| panic!("{found:?}"));
+    if let Some(At { value: Cost::Profile(name), span }) = &spec.machine.cost {
+        let read = model::profile::parse(profile, spec.machine.ranks.value as usize, None);
+        return vec![read.expect_err("its example is wrong").diagnostic(name, span)];
+    }
     let model = spec.model.expect("it has a model");
     let wrong = check_sizes(&model, &spec.pipeline.microbatch);
     if !wrong.is_empty() {
@@ -212,7 +220,8 @@ fn the_pages_examples_give_their_codes() {
         let page = dsl::explain(code).expect("listed");
         let (_, rest) = page.split_once("```pace\n").expect("a page has an example");
         let (example, _) = rest.split_once("```").expect("the example ends");
-        let found = diagnose(example);
+        let csv = page.split_once("```csv\n").and_then(|(_, rest)| rest.split_once("```")).map_or("", |(csv, _)| csv);
+        let found = diagnose_with(example, csv);
         assert!(!found.is_empty() && found.iter().all(|d| d.code == code), "{code}: {found:?}");
         for d in found {
             let label = &d.labels[0];
@@ -237,4 +246,24 @@ fn the_microbatch_in_the_help_is_the_largest_that_fits() {
     let largest: u32 = help.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(largest > 0 && diagnose(&text(largest)).is_empty(), "{help}");
     assert_eq!(diagnose(&text(largest + 1))[0].code, "P0410");
+}
+
+/// Each rank is held to its own bound, and the rank that exceeds its own most is named.
+#[test]
+fn bounds_by_rank() {
+    let text = |bounds: &str| {
+        format!(
+            "model gpt {{ layers = 4, width = 64, heads = 4, context = 32, vocab = 64 }}\nmachine {{ ranks = 2 }}\n\
+             pipeline {{ schedule = gpipe, microbatch = 8, accumulate = 4 }}\nrequire {{ memory <= {bounds} }}\n"
+        )
+    };
+    assert!(diagnose(&text("[1 GiB, 1 GiB]")).is_empty());
+    let found = diagnose(&text("[1 GiB, 2 MiB]"));
+    assert!(found[0].message.starts_with("rank 1 needs"), "{found:?}");
+    assert!(!found[0].notes.iter().any(|n| n.starts_with("rank 0")), "{found:?}");
+    let text = text("[3 MiB, 1 KiB]");
+    let found = diagnose(&text);
+    assert_eq!(&text[found[0].labels[0].span.clone()], "1 KiB");
+    assert!(found[0].notes.iter().any(|n| n.starts_with("rank 0 needs") && n.ends_with("of 3 MiB")), "{found:?}");
+    assert!(found[0].help.as_ref().is_some_and(|h| h.contains("on rank 1")), "{found:?}");
 }

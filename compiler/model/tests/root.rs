@@ -5,6 +5,7 @@ mod gradients;
 mod interpreter;
 mod machine;
 mod partitions;
+mod profiles;
 mod programs;
 mod schedules;
 mod temporaries;

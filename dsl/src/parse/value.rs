@@ -16,6 +16,7 @@ pub fn value(input: Input<'_>) -> Parsed<'_, Value> {
     match input.first().map(|t| (t.kind, t.text)) {
         Some((Kind::Word, "every")) => spanned(every)(input),
         Some((Kind::Word, _)) => spanned(alt((call, indexed, word)))(input),
+        Some((Kind::Text, _)) => spanned(text)(input),
         Some((Kind::Open, "[")) => spanned(list)(input),
         Some((Kind::Open, "(")) => spanned(tuple)(input),
         Some((Kind::Number, _) | (Kind::Operator, "-")) => spanned(measure)(input),
@@ -91,6 +92,12 @@ fn plain_number(input: Input<'_>) -> Parsed<'_, Number> {
 
 fn word(input: Input<'_>) -> Parsed<'_, ValueKind> {
     name.map(|name| ValueKind::Word(name.text)).parse(input)
+}
+
+/// `"profile.csv"`
+fn text(input: Input<'_>) -> Parsed<'_, ValueKind> {
+    let (rest, token) = kind(Kind::Text, "a text in quotes")(input)?;
+    Ok((rest, ValueKind::Text(token.text.trim_matches('"').to_owned())))
 }
 
 /// `every 4 updates`

@@ -68,12 +68,12 @@ fn divides(cx: &mut Context, width: &At<u32>, heads: &At<u32>) {
     cx.report(found.help(format!("the nearest that fit: {nearest}, or a width of {wider}")));
 }
 
-pub(super) fn machine(cx: &mut Context, block: &Block, chunks: u32) -> Option<Machine> {
+pub(super) fn machine(cx: &mut Context, block: &Block, model: Option<Option<&Model>>, chunks: u32) -> Option<Machine> {
     let section = Section::new(cx, "machine", &block.keyword.span, &block.body, &MACHINE);
     let ranks = section.need(cx, "ranks", "ranks = 4").and_then(|v| cx.count32(v, "ranks", 1..=RANKS_MAX));
     let device = section.value(cx, "device").map(|v| cx.word(v, "device", &["cpu"], &["cuda", "gpu", "rocm", "metal"]));
-    let memory = section.value(cx, "memory").map(|v| cx.bytes(v, "memory"));
-    let cost = section.find("cost").map(|entry| cost::cost(cx, entry, ranks.as_ref(), chunks));
+    let memory = section.value(cx, "memory").map(|v| cx.limits(v, "memory", ranks.as_ref()));
+    let cost = section.find("cost").map(|entry| cost::cost(cx, entry, ranks.as_ref(), chunks, model));
     if device == Some(None) {
         return None;
     }

@@ -183,10 +183,15 @@ pub(super) fn staleness(cx: &mut Context, block: Option<&Block>) -> Option<Stale
     Some(Staleness { weights: At { value: Weights::Current, span: span? }, drift: given(drift)?, delay: given(delay)? })
 }
 
-pub(super) fn require(cx: &mut Context, block: Option<&Block>, has_model: bool) -> Option<Require> {
+pub(super) fn require(
+    cx: &mut Context,
+    block: Option<&Block>,
+    has_model: bool,
+    ranks: Option<&At<u32>>,
+) -> Option<Require> {
     let Some(block) = block else { return Some(Require::default()) };
     let section = Section::new(cx, "require", &block.keyword.span, &block.body, &REQUIRE);
-    let memory = section.bound(cx, "memory").map(|v| cx.bytes(v, "memory"));
+    let memory = section.bound(cx, "memory").map(|v| cx.limits(v, "memory", ranks));
     let bubble = section.bound(cx, "bubble").map(|v| cx.share(v, "bubble"));
     if let (Some(entry), false) = (section.find("memory"), has_model) {
         let found = Diagnostic::lint("P0240", entry.key.span.clone(), "without a `model` no memory is counted");

@@ -76,7 +76,8 @@ pub fn with_sets(text: &str, sets: &[Set]) -> String {
 fn written(file: &File, parts: &Parts<'_>, at: &Span) -> String {
     let value = parts.value.trim();
     if !at.is_empty() {
-        return value.to_owned();
+        // What stood without a sign gets one: `cost { … }` becomes `cost = profile(…)`.
+        return if stands_beside(file, at) { format!("= {value}") } else { value.to_owned() };
     }
     let has = |word: &str| {
         file.items.iter().any(|item| match item {
@@ -98,6 +99,12 @@ fn written(file: &File, parts: &Parts<'_>, at: &Span) -> String {
         [.., key] => format!(", {} ", entry(key)),
         [] => String::new(),
     }
+}
+
+/// Whether the value at `at` follows its key without a sign.
+fn stands_beside(file: &File, at: &Span) -> bool {
+    let beside = |e: &Entry| e.relation == Relation::Beside && e.value.span == *at;
+    file.items.iter().any(|item| matches!(item, Item::Block(b) if b.body.entries.iter().any(beside)))
 }
 
 fn optimizer_is_word(file: &File) -> bool {

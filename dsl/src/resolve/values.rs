@@ -3,7 +3,7 @@
 use super::{Context, not_yet};
 use crate::ast::{Name, Number, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::spec::At;
+use crate::spec::{At, Limits};
 use crate::suggest::{either, nearest};
 use std::ops::RangeInclusive;
 
@@ -183,6 +183,24 @@ impl Context {
                 None
             }
         }
+    }
+
+    /// Bytes of every rank, or a list with those of each.
+    pub fn limits(&mut self, value: &Value, what: &str, ranks: Option<&At<u32>>) -> Option<Limits> {
+        let ValueKind::List(items) = &value.kind else {
+            return self.bytes(value, what).and_then(|at| Limits::new(vec![at]));
+        };
+        let bytes: Vec<Option<At<u64>>> = items.iter().map(|item| self.bytes(item, what)).collect();
+        if let Some(ranks) = ranks
+            && bytes.len() != ranks.value as usize
+        {
+            let message = format!("`{what}` has {} values for {} ranks", bytes.len(), ranks.value);
+            let found = Diagnostic::error("P0217", value.span.clone(), message);
+            let found = found.and_at(ranks.span.clone(), "the ranks");
+            self.report(found.help("give one value for all ranks, or a list with one for each"));
+            return None;
+        }
+        Limits::new(bytes.into_iter().collect::<Option<Vec<_>>>()?)
     }
 
     /// Nanoseconds, at least `least`.
