@@ -164,11 +164,12 @@ pub struct Phase {
     pub broken: bool,
 }
 
-/// `W when n >= 3`
+/// `W when n >= 3`, `F0 at s`
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     pub action: Name,
     pub when: Option<Cond>,
+    pub at: Option<Expr>,
     pub span: Span,
 }
 

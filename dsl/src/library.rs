@@ -5,7 +5,7 @@ use crate::resolve::{Context, lower};
 use crate::schedule::Schedule;
 
 /// Name and source. A new schedule is a file in `library/` and a line here.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 12] = [
     ("gpipe", include_str!("../library/gpipe.pace")),
     ("one_f_one_b", include_str!("../library/one_f_one_b.pace")),
     ("zb_h1", include_str!("../library/zb_h1.pace")),
@@ -15,6 +15,8 @@ const FILES: [(&str, &str); 10] = [
     ("looped_bfs", include_str!("../library/looped_bfs.pace")),
     ("interleaved_zb", include_str!("../library/interleaved_zb.pace")),
     ("zb_v", include_str!("../library/zb_v.pace")),
+    ("v_half", include_str!("../library/v_half.pace")),
+    ("v_min", include_str!("../library/v_min.pace")),
     ("async_1f1b", include_str!("../library/async_1f1b.pace")),
 ];
 

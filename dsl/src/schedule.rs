@@ -16,6 +16,10 @@
 //! * `repeat c { … }`: the same, where the count is the schedule's and not a warm-up.
 //! * `repeat { … }`: the body until no step without a `when` has a micro-batch left; `n` counts the rounds from 0.
 //! * `drain { … }`: the body until every step has none left.
+//! * `block every t { … }`: every micro-batch of every step, in the order of time (at equal times in that of the steps). The
+//!   micro-batch m of a step `F0 at e` is at e + t m. An action takes one unit (`B` two). A step without `at` comes after what it
+//!   needs on its stage (F, or I for W): at the first time from its end that no step of the block takes, modulo t; at its end when
+//!   there is none.
 //! * `when cond`: the step is performed only in rounds where the condition holds.
 
 use crate::diag::Span;
@@ -118,6 +122,8 @@ pub enum PhaseKind {
     Counted(Expr),
     Repeat,
     Drain,
+    /// `block every INTERVAL { … }`
+    Block(Expr),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -126,6 +132,8 @@ pub struct Step {
     /// The chunk that the step names; none: what the action's sequence says, or the rank's only one.
     pub chunk: Option<u32>,
     pub when: Option<Cond>,
+    /// In a block: when, in the first interval.
+    pub at: Option<Expr>,
     pub span: Span,
 }
 

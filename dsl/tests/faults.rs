@@ -84,6 +84,10 @@ fn schedules_of_several_stages_with_faults() {
         ("loop(2)", "sequence W = groups(P) chunks ascending", "repeat { F0; F1 }  drain { B0; B1 }"),
         ("loop(2)", "sequence F = groups(P) chunks upwards", "repeat { F }  drain { B0; B1 }"),
         ("loop(2)", "sequence F0 = groups(P) chunks ascending", "repeat { F }  drain { B0; B1 }"),
+        ("wave", "", "block { F0 at s; F1 at P; B1; B0 }"),
+        ("wave", "", "block every n { F0 at s; F1 at P; B1; B0 }"),
+        ("wave", "", "block every 6 { F0; F1 at P; B1 when n > 1; B0 at n }"),
+        ("linear", "", "repeat { F at 1; B }"),
         ("loop(2)", "sequence F = P", "repeat { F }  drain { B0; B1 }"),
         (
             "loop(2)",

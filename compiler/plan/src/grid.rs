@@ -15,8 +15,8 @@ const STUCK_COLUMNS_MAX: usize = 32;
 /// The instruction grid of a run that shows the prologue, as many periods as the first micro-batches need to get to the
 /// last rank and back (at least one), and the epilogue. A column is the smallest cost. `|` stands where a rank's period
 /// begins to repeat and where its epilogue (repetitions that skip some of these instructions) begins, `*` marks the
-/// last weight gradient before an update (of the rank, where it has several stages), `-` goes on with what stands before it, `.` is idle. Where a rank has
-/// several stages, `F1.3` is micro-batch 3 on the second of them.
+/// last weight gradient before an update, `-` goes on with what stands before it, `.` is idle. Where a rank has several
+/// stages, `F1.3` is micro-batch 3 on the second of them.
 pub fn grid(program: &Program, costs: &Costs) -> String {
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let ranks = program.streams.len();

@@ -5,6 +5,7 @@
 //! instruction its time under a cost model.
 
 mod analyse;
+mod block;
 mod bounds;
 mod buffers;
 pub mod critical;

@@ -94,6 +94,7 @@ pub fn finite(
                 }
             }
             PhaseKind::Drain => walk.drain(phase, index)?,
+            PhaseKind::Block(interval) => walk.block(phase, index, interval, microbatches)?,
         }
     }
     walk.complete(microbatches)?;
@@ -122,6 +123,15 @@ pub fn unbounded<'a>(
             PhaseKind::Repeat => {
                 walk.must_run(phase)?;
                 return steady(walk, phase, index);
+            }
+            PhaseKind::Block(_) => {
+                return Err(fault(
+                    schedule,
+                    "P0306",
+                    &phase.span,
+                    "a block ends, but with `update local` the run does not",
+                )
+                .help("use `flush every accumulate`"));
             }
             PhaseKind::Drain if phase.body.is_empty() => {}
             PhaseKind::Drain => return steady(walk, phase, index),
@@ -326,6 +336,33 @@ impl<'a> Walk<'a> {
             idle = if self.round(phase, index, round)? { 0 } else { idle + 1 };
             self.progress(phase, idle)?;
             round += 1;
+        }
+        Ok(())
+    }
+
+    /// Everything that the block's steps have left, in the order of time.
+    fn block(&mut self, phase: &Phase, index: u32, interval: &Expr, microbatches: u64) -> Result<(), Diagnostic> {
+        let starts = crate::block::starts(phase, interval, &self.scope).map_err(|(found, step)| match found {
+            Some(found) => self.expression(found, step),
+            None => fault(self.schedule, "P0303", step, "the interval of a block is at least 1")
+                .here(format!("on rank {}", self.scope.rank))
+                .help("write the units of time from one micro-batch to the next, for example `block every 6`"),
+        })?;
+        let mut due = Vec::new();
+        for (number, (step, start)) in phase.body.iter().zip(&starts.steps).enumerate() {
+            let done = match step.chunk {
+                Some(chunk) => self.done(step.action, chunk),
+                None => self.taken(step.action),
+            };
+            let all = if step.chunk.is_some() { microbatches } else { microbatches * self.done.len() as u64 };
+            due.extend((done..all).map(|m| (start.saturating_add(starts.interval.saturating_mul(m as i64)), number)));
+        }
+        due.sort_unstable();
+        for (_, number) in due {
+            let step = &phase.body[number];
+            if self.left(step) {
+                self.perform(step, (index, number as u32))?;
+            }
         }
         Ok(())
     }

@@ -74,7 +74,7 @@ fn microbatches_that_are_no_multiple_of_the_ranks() {
 /// Interleaved stages on two ranks, whose sends wait for their receives: both ranks send first.
 #[test]
 fn interleaved_stages_with_rendezvous_sends() {
-    for name in ["interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_v"] {
+    for name in ["interleaved_1f1b", "looped_bfs", "interleaved_zb", "zb_v", "v_half", "v_min"] {
         let schedule = dsl::library::schedule(name).unwrap();
         for (ranks, m) in [(2, 4), (2, 2), (1, 3), (3, 6), (8, 8), (4, 16)] {
             let lean = Shape { receive_extra: 0, ..Shape::new(ranks, m) };

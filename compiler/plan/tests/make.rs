@@ -22,7 +22,7 @@ pub fn after() -> Expr {
 }
 
 pub fn step(action: Action) -> Step {
-    Step { action, chunk: None, when: None, span: (action as usize * 10)..(action as usize * 10 + 1) }
+    Step { action, chunk: None, when: None, at: None, span: (action as usize * 10)..(action as usize * 10 + 1) }
 }
 
 pub fn when(action: Action, left: Expr, op: CmpOp, right: Expr) -> Step {

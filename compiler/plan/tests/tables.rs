@@ -143,6 +143,27 @@ fn exact_makespans_idle_and_peaks_of_chunked_schedules() {
     check("zb_v", 4, 8, 51, 48, &[8; 4]);
 }
 
+/// schedules.md: peaks of floor((P+2)/2) and floor((P+4)/3) micro-batches of two chunks; bubbles of a half and two thirds
+/// of 1F1B's, and an overhead of a few units.
+#[test]
+fn controllable_memory() {
+    for ranks in 1..=12 {
+        let m = 3 * ranks;
+        let run = |name: &str| {
+            let schedule = library(name);
+            facts_with(&schedule, Shape::new(ranks, m), &Costs::unit(2 * ranks as usize), None)
+        };
+        let (half, min) = (run("v_half"), run("v_min"));
+        let peak = |facts: &Facts| facts.ranks.iter().map(|r| r.in_flight_max).max().unwrap();
+        assert!(peak(&half) <= 2 * ((ranks + 2) / 2), "V-Half on {ranks}: {}", peak(&half));
+        assert_eq!(peak(&min), 2 * ((ranks + 4) / 3), "V-Min on {ranks}");
+        let one_f_one_b = 6 * (u64::from(ranks) - 1);
+        let bubble = |facts: &Facts| facts.makespan_ns - 6 * u64::from(m);
+        assert!(bubble(&half) <= one_f_one_b / 2 + 6, "V-Half on {ranks}: {}", bubble(&half));
+        assert!(bubble(&min) <= 2 * one_f_one_b / 3 + 1, "V-Min on {ranks}: {}", bubble(&min));
+    }
+}
+
 #[test]
 fn peak_does_not_depend_on_the_number_of_microbatches() {
     let peaks = |m| facts(&one_f_one_b(), 8, m).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();

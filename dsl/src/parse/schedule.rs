@@ -100,7 +100,7 @@ impl<'t> Reader<'t> {
                 return ClauseKind::Order(phases);
             }
             if self.peek().kind != Kind::Word {
-                self.fault(Fault::at(self.rest, "`warmup`, `repeat` or `drain`"));
+                self.fault(Fault::at(self.rest, "`warmup`, `repeat`, `drain` or `block`"));
                 self.skip_entry(true);
                 phases.push(Phase::broken(key));
                 continue;
@@ -110,10 +110,13 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// `warmup COUNT { steps }`, `repeat { steps }`, `drain { steps }`
+    /// `warmup COUNT { steps }`, `repeat { steps }`, `drain { steps }`, `block every INTERVAL { steps }`
     fn phase(&mut self) -> Phase {
         let keyword = name_of(self.bump());
         let mut phase = Phase { span: keyword.span.clone(), keyword, count: None, steps: Vec::new(), broken: false };
+        if phase.keyword.text == "block" && self.at("every") {
+            self.bump();
+        }
         if !self.at("{") {
             phase.count = self.take(expr);
             phase.broken = phase.count.is_none();
@@ -177,10 +180,17 @@ fn sequence(input: Input<'_>) -> Parsed<'_, Sequence> {
     Ok((rest, Sequence { action, by, size, what, direction }))
 }
 
-/// `W when n >= 3`
+/// `W when n >= 3`, `F0 at s`
 fn step(input: Input<'_>) -> Parsed<'_, Step> {
     let (mut rest, action) = kind(Kind::Word, "an action: F, B, I or W")(input)?;
-    let mut when = None;
+    let (mut when, mut at) = (None, None);
+    if let [word, ..] = rest
+        && word.text == "at"
+    {
+        let (after, time) = expr(&rest[1..])?;
+        rest = after;
+        at = Some(time);
+    }
     if let [word, ..] = rest
         && word.text == "when"
     {
@@ -189,7 +199,7 @@ fn step(input: Input<'_>) -> Parsed<'_, Step> {
         when = Some(condition);
     }
     let taken = &input[..input.len() - rest.len()];
-    Ok((rest, Step { action: name_of(action), when, span: extent(taken) }))
+    Ok((rest, Step { action: name_of(action), when, at, span: extent(taken) }))
 }
 
 fn cond(input: Input<'_>) -> Parsed<'_, Cond> {

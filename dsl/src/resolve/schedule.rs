@@ -10,7 +10,7 @@ use crate::schedule::{
 use crate::suggest::{either, nearest};
 
 const CLAUSES: [&str; 6] = ["place", "backward", "flush", "update", "sequence", "order"];
-const CLAUSES_LATER: [&str; 6] = ["block", "prefer", "table", "chunks", "boundary", "overlap"];
+const CLAUSES_LATER: [&str; 5] = ["prefer", "table", "chunks", "boundary", "overlap"];
 const FLUSH: &str = "flush every accumulate";
 const LOCAL: &str = "update local every accumulate";
 
@@ -244,6 +244,12 @@ fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, upd
         ("repeat", None) => Some(PhaseKind::Repeat),
         ("repeat", Some(count)) => expr(cx, count, Scope { update, rounds: false }).map(PhaseKind::Counted),
         ("drain", None) => Some(PhaseKind::Drain),
+        ("block", Some(interval)) => expr(cx, interval, Scope { update, rounds: false }).map(PhaseKind::Block),
+        ("block", None) => {
+            let found = Diagnostic::error("P0212", keyword.span.clone(), "`block` says at what interval");
+            cx.report(found.help("write e.g. `block every 6 { F0 at s; … }`"));
+            None
+        }
         ("warmup", None) => {
             let found = Diagnostic::error("P0212", keyword.span.clone(), "`warmup` says how often");
             cx.report(found.help("write e.g. `warmup P - 1 - s { F }`"));
@@ -257,17 +263,18 @@ fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, upd
         }
         (name, _) => {
             let found = Diagnostic::error("P0202", keyword.span.clone(), format!("an order has no `{name}`"));
-            let names = ["warmup", "repeat", "drain"];
+            let names = ["warmup", "repeat", "drain", "block"];
             cx.report(match nearest(name, names) {
                 Some(meant) => found.help(format!("did you mean `{meant}`?")),
                 None => {
-                    found.help("it has `warmup COUNT { … }`, `repeat { … }`, `repeat COUNT { … }` and `drain { … }`")
+                    found.help("it has `warmup COUNT { … }`, `repeat { … }`, `repeat COUNT { … }`, `drain { … }` and `block every INTERVAL { … }`")
                 }
             });
             None
         }
     };
-    let body: Vec<Option<Step>> = written.steps.iter().map(|s| step(cx, s, backward, update)).collect();
+    let block = keyword.text == "block";
+    let body: Vec<Option<Step>> = written.steps.iter().map(|s| step(cx, s, backward, update, block)).collect();
     if kind == Some(PhaseKind::Repeat) && !written.broken && written.steps.iter().all(|s| s.when.is_some()) {
         let found = Diagnostic::error("P0234", keyword.span.clone(), "this `repeat` never runs");
         let found = found.note("it ends when no step without a `when` has a micro-batch left, and it has no such step");
@@ -279,16 +286,43 @@ fn phase(cx: &mut Context, written: &ast::Phase, backward: Option<Backward>, upd
     Some(Phase { kind: kind?, body: body.into_iter().collect::<Option<_>>()?, span: written.span.clone() })
 }
 
-fn step(cx: &mut Context, written: &ast::Step, backward: Option<Backward>, update: Option<Update>) -> Option<Step> {
+fn step(
+    cx: &mut Context,
+    written: &ast::Step,
+    backward: Option<Backward>,
+    update: Option<Update>,
+    block: bool,
+) -> Option<Step> {
     let action = action(cx, &written.action);
     let scope = Scope { update, rounds: true };
     let when = written.when.as_ref().map(|cond| {
         let (left, right) = (expr(cx, &cond.left, scope), expr(cx, &cond.right, scope));
         Some(Cond { left: left?, op: cond.op, right: right? })
     });
+    let at = written.at.as_ref().map(|time| expr(cx, time, Scope { update, rounds: false }));
     let (action, chunk) = action?;
+    let (message, help) = match (block, written.at.is_some(), written.when.is_some()) {
+        (false, true, _) => {
+            ("only the steps of a `block` say when they are", "use `when` for a condition on the round")
+        }
+        (true, _, true) => ("a block has no rounds, so its steps have no `when`", "say when with `at`"),
+        (true, false, _) if action == Action::F => {
+            ("a forward pass in a block says when it is", "write e.g. `F0 at s`")
+        }
+        _ => ("", ""),
+    };
+    if !message.is_empty() {
+        cx.report(Diagnostic::error("P0212", written.span.clone(), message).help(help));
+        return None;
+    }
     fits(cx, &written.action, action, backward);
-    Some(Step { action, chunk, when: super::model::given(when)?, span: written.span.clone() })
+    Some(Step {
+        action,
+        chunk,
+        when: super::model::given(when)?,
+        at: super::model::given(at)?,
+        span: written.span.clone(),
+    })
 }
 
 /// The backward pass has I and W, or B.
