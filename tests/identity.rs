@@ -44,6 +44,7 @@ fn chunked_schedules_agree_with_gpipe() {
         ("zb_v", 4, 2),
         ("v_half", 4, 2),
         ("v_min", 4, 2),
+        ("dualpipe_v", 2, 2),
     ];
     for (schedule, ranks, chunks) in cases {
         let sets = [

@@ -5,7 +5,7 @@ use crate::resolve::{Context, lower};
 use crate::schedule::Schedule;
 
 /// Name and source. A new schedule is a file in `library/` and a line here.
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 13] = [
     ("gpipe", include_str!("../library/gpipe.pace")),
     ("one_f_one_b", include_str!("../library/one_f_one_b.pace")),
     ("zb_h1", include_str!("../library/zb_h1.pace")),
@@ -17,6 +17,7 @@ const FILES: [(&str, &str); 12] = [
     ("zb_v", include_str!("../library/zb_v.pace")),
     ("v_half", include_str!("../library/v_half.pace")),
     ("v_min", include_str!("../library/v_min.pace")),
+    ("dualpipe_v", include_str!("../library/dualpipe_v.pace")),
     ("async_1f1b", include_str!("../library/async_1f1b.pace")),
 ];
 

@@ -229,6 +229,7 @@ fn synchronous_schedules_give_the_same_losses_on_any_number_of_ranks() {
         ("zb_v", 2),
         ("v_half", 2),
         ("v_min", 2),
+        ("dualpipe_v", 1),
     ];
     for (schedule, ranks) in linear.into_iter().chain(split).chain(chunked) {
         assert_eq!(golden.train(schedule, ranks, 2).0, reference, "{schedule} on {ranks} ranks");

@@ -85,6 +85,19 @@ fn interleaved_stages_with_rendezvous_sends() {
     }
 }
 
+/// Fewer micro-batches than the warm-up of a schedule of two stages a rank: it runs, or says why not.
+#[test]
+fn fewer_microbatches_than_a_wave_holds() {
+    for name in ["zb_v", "v_half", "v_min", "dualpipe_v", "looped_bfs", "interleaved_1f1b_torch"] {
+        let schedule = dsl::library::schedule(name).unwrap();
+        for m in 1..=8 {
+            if let Err(found) = plan::expand(&schedule, Shape::new(4, m)) {
+                panic!("{name}, {m}: {found:?}");
+            }
+        }
+    }
+}
+
 /// A receive that is posted early holds up nobody: with 8 ranks of 2 stages the bubble is what the formula says.
 #[test]
 fn an_early_receive_holds_no_send_up() {

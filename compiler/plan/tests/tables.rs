@@ -164,6 +164,19 @@ fn controllable_memory() {
     }
 }
 
+/// schedules.md: 2P + 1 stage inputs on every rank (P + 1 with the stages of twice as many ranks folded).
+#[test]
+fn folded_dualpipe() {
+    for ranks in 1..=8 {
+        for m in [2 * ranks, 2 * ranks + 1, 4 * ranks] {
+            let facts =
+                facts_with(&library("dualpipe_v"), Shape::new(ranks, m), &Costs::unit(2 * ranks as usize), None);
+            assert_eq!(facts.makespan_ns, u64::from(6 * m + ranks - 1));
+            assert!(facts.ranks.iter().all(|r| r.in_flight_max == 2 * ranks + 1), "{ranks} ranks, {m}");
+        }
+    }
+}
+
 #[test]
 fn peak_does_not_depend_on_the_number_of_microbatches() {
     let peaks = |m| facts(&one_f_one_b(), 8, m).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();
