@@ -148,12 +148,13 @@ impl<'a> Walk<'a> {
     fn transfers(&self, event: &Timed) -> (Option<Sides>, Option<Sides>, u64) {
         let s = event.stage.0;
         let rings = &self.program.rings[event.stage.index()];
-        let (first, last) = (s == 0, s as usize + 1 == self.program.rank_of_stage.len());
+        let (before, after) = (self.program.border_before(s as usize), self.program.border_after(s as usize));
+        let (before, after) = (before.is_some(), after.is_some());
         let forward = |from: u32| [(from, Kind::SendF), (from + 1, Kind::RecvF)];
         let backward = |from: u32| [(from, Kind::SendB), (from - 1, Kind::RecvB)];
         match Kind::of(event.op) {
-            Kind::F => ((!first).then(|| forward(s - 1)), (!last).then(|| forward(s)), rings.send_f.into()),
-            Kind::B | Kind::I => ((!last).then(|| backward(s + 1)), (!first).then(|| backward(s)), rings.send_b.into()),
+            Kind::F => (before.then(|| forward(s - 1)), after.then(|| forward(s)), rings.send_f.into()),
+            Kind::B | Kind::I => (after.then(|| backward(s + 1)), before.then(|| backward(s)), rings.send_b.into()),
             _ => (None, None, 0),
         }
     }

@@ -44,16 +44,24 @@ fn a_path_through_a_send_slot() {
 }
 
 fn any(random: &mut Random) -> (Program, Costs, u64) {
-    let schedules =
-        [gpipe(), one_f_one_b(), async_1f1b(), zb_h(1, Update::Flush), zb_h(2, Update::Flush), zb_h(1, Update::Local)];
+    let mut schedules = vec![
+        gpipe(),
+        one_f_one_b(),
+        async_1f1b(),
+        zb_h(1, Update::Flush),
+        zb_h(2, Update::Flush),
+        zb_h(1, Update::Local),
+    ];
+    // Several stages a rank, some of them neighbours.
+    schedules.extend(["interleaved_1f1b", "looped_bfs", "zb_v"].map(|name| dsl::library::schedule(name).unwrap()));
     loop {
-        let schedule = &schedules[random.below(6) as usize];
+        let schedule = &schedules[random.below(schedules.len() as u64) as usize];
         let (ranks, accumulate) = (1 + random.below(5) as u32, 1 + random.below(6) as u32);
         let (receive_extra, send_slots) = (random.below(3) as u32, 1 + random.below(2) as u32);
         let shape = Shape { receive_extra, send_slots, ..Shape::new(ranks, accumulate) };
         let Ok(program) = plan::expand(schedule, shape) else { continue };
         let mut cost = || random.below(20);
-        let stages = (0..shape.ranks)
+        let stages = (0..program.rank_of_stage.len())
             .map(|_| StageCosts { f_ns: cost(), i_ns: cost(), w_ns: cost(), u_ns: cost() / 8 })
             .collect();
         let costs = Costs { stages, hop_ns: cost() };
