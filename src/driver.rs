@@ -9,7 +9,6 @@ use dsl::diag::Diagnostic;
 use dsl::spec::{Layer, Spec};
 use model::build::{Build, Input};
 use model::dims::Dims;
-use model::kernel::OptimizerKind;
 use model::limits::Bounds;
 use model::target::CpuClass;
 use plan::Shape;
@@ -120,10 +119,7 @@ fn build(
         dims: Dims::new(model, spec.pipeline.microbatch.value),
         partition: layers,
         fuse: spec.pipeline.fuse.value,
-        optimizer: match spec.optimizer.value {
-            dsl::spec::Optimizer::AdamW { .. } => OptimizerKind::AdamW,
-            dsl::spec::Optimizer::Sgd { .. } => OptimizerKind::Sgd,
-        },
+        optimizer: crate::bundle::optimizer(spec.optimizer.value).kind(),
         program,
         cpu,
     };

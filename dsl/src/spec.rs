@@ -123,6 +123,10 @@ mod artifact_types {
     pub enum Optimizer {
         AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
         Sgd { momentum: f64, decay: f64 },
+        Lion { beta1: f64, beta2: f64, decay: f64 },
+        Signum { momentum: f64, decay: f64 },
+        NAdam { beta1: f64, beta2: f64, eps: f64, momentum_decay: f64, decay: f64 },
+        Adan { beta1: f64, beta2: f64, beta3: f64, eps: f64, decay: f64 },
     }
 }
 
