@@ -72,10 +72,11 @@ pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
 }
 
 fn learning_rate(lr: dsl::spec::LearningRate) -> LearningRate {
+    use dsl::spec::LearningRate as Spec;
     match lr {
-        dsl::spec::LearningRate::Constant { lr } => LearningRate::Constant { lr },
-        dsl::spec::LearningRate::Cosine { peak, warmup, total, floor } => {
-            LearningRate::Cosine { peak, warmup, total, floor }
-        }
+        Spec::Constant { lr } => LearningRate::Constant { lr },
+        Spec::Cosine { peak, warmup, total, floor } => LearningRate::Cosine { peak, warmup, total, floor },
+        Spec::Linear { peak, warmup, total, floor } => LearningRate::Linear { peak, warmup, total, floor },
+        Spec::Wsd { peak, warmup, total, decay, floor } => LearningRate::Wsd { peak, warmup, total, decay, floor },
     }
 }

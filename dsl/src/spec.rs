@@ -117,6 +117,8 @@ mod artifact_types {
     pub enum LearningRate {
         Constant { lr: f64 },
         Cosine { peak: f64, warmup: u64, total: u64, floor: f64 },
+        Linear { peak: f64, warmup: u64, total: u64, floor: f64 },
+        Wsd { peak: f64, warmup: u64, total: u64, decay: u64, floor: f64 },
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]

@@ -77,6 +77,11 @@ fn defaults() {
     let sgd = load(&small("optimizer = sgd { lr = constant(0.1), momentum = 0.9 }"), &[]);
     assert_eq!(sgd.optimizer.value, Optimizer::Sgd { momentum: 0.9, decay: 0.0 });
     let of = |text: &str| load(&small(&format!("optimizer = {text}")), &[]);
+    let rate = |text: &str| of(&format!("sgd {{ lr = {text} }}")).learning_rate.value;
+    let linear = LearningRate::Linear { peak: 0.5, warmup: 5, total: 50, floor: 0.0 };
+    assert_eq!(rate("linear(0.5, 5, 50, 0)"), linear);
+    let wsd = LearningRate::Wsd { peak: 0.5, warmup: 5, total: 50, decay: 10, floor: 0.05 };
+    assert_eq!(rate("wsd(0.5, warmup = 5, total = 50, decay = 0.2)"), wsd);
     let lion = of("lion");
     assert_eq!(lion.optimizer.value, Optimizer::Lion { beta1: 0.9, beta2: 0.99, decay: 0.1 });
     assert_eq!(lion.learning_rate.value, LearningRate::Constant { lr: 1e-4 });

@@ -6,14 +6,27 @@ use artifact::program::LearningRate;
 
 /// Learning rate of a 0-based update.
 pub fn learning_rate(schedule: &LearningRate, update: u64) -> f64 {
-    match *schedule {
-        LearningRate::Constant { lr } => lr,
-        LearningRate::Cosine { peak, warmup, .. } if update < warmup => peak * (update + 1) as f64 / warmup as f64,
-        LearningRate::Cosine { total, floor, .. } if update >= total => floor,
+    // What of the way from peak to floor is left, by the part of the fall that is over.
+    let (peak, warmup, fall, floor, left): (f64, u64, (u64, u64), f64, fn(f64) -> f64) = match *schedule {
+        LearningRate::Constant { lr } => return lr,
         LearningRate::Cosine { peak, warmup, total, floor } => {
-            let part = (update - warmup) as f64 / (total - warmup) as f64;
-            floor + (peak - floor) * (1.0 + libm::cos(std::f64::consts::PI * part)) / 2.0
+            (peak, warmup, (warmup, total), floor, |part| (1.0 + libm::cos(std::f64::consts::PI * part)) / 2.0)
         }
+        LearningRate::Linear { peak, warmup, total, floor } => {
+            (peak, warmup, (warmup, total), floor, |part| 1.0 - part)
+        }
+        LearningRate::Wsd { peak, warmup, total, decay, floor } => {
+            (peak, warmup, (total.saturating_sub(decay), total), floor, |part| 1.0 - part)
+        }
+    };
+    if update < warmup {
+        peak * (update + 1) as f64 / warmup as f64
+    } else if update < fall.0 {
+        peak
+    } else if update >= fall.1 {
+        floor
+    } else {
+        floor + (peak - floor) * left((update - fall.0) as f64 / (fall.1 - fall.0) as f64)
     }
 }
 
@@ -101,6 +114,20 @@ mod tests {
         assert_eq!(at(4), 1e-3);
         assert!((at(8) - 5.5e-4).abs() < 1e-12);
         assert_eq!((at(12), at(1000)), (1e-4, 1e-4));
+    }
+
+    #[test]
+    fn a_line_falls_from_the_warm_up_or_at_the_end() {
+        let linear = LearningRate::Linear { peak: 1.0, warmup: 2, total: 10, floor: 0.2 };
+        let rates: Vec<f64> = [0, 1, 2, 6, 9, 10, 99].iter().map(|&u| learning_rate(&linear, u)).collect();
+        for (found, expected) in rates.iter().zip([0.5, 1.0, 1.0, 0.6, 0.3, 0.2, 0.2]) {
+            assert!((found - expected).abs() < 1e-12, "{rates:?}");
+        }
+        let wsd = LearningRate::Wsd { peak: 1.0, warmup: 2, total: 10, decay: 4, floor: 0.2 };
+        let rates: Vec<f64> = [0, 1, 5, 6, 7, 9, 10, 99].iter().map(|&u| learning_rate(&wsd, u)).collect();
+        for (found, expected) in rates.iter().zip([0.5, 1.0, 1.0, 1.0, 0.8, 0.4, 0.2, 0.2]) {
+            assert!((found - expected).abs() < 1e-12, "{rates:?}");
+        }
     }
 
     #[test]

@@ -113,6 +113,33 @@ pub enum LearningRate {
         total: u64,
         floor: f64,
     },
+    /// The same rise, then a straight fall to `floor` at update `total`.
+    Linear {
+        peak: f64,
+        warmup: u64,
+        total: u64,
+        floor: f64,
+    },
+    /// Warm-up, stable, decay: the same rise, `peak`, and a straight fall over the last `decay` updates to `floor` at `total`.
+    Wsd {
+        peak: f64,
+        warmup: u64,
+        total: u64,
+        decay: u64,
+        floor: f64,
+    },
+}
+
+impl LearningRate {
+    /// Updates that the schedule is made for, if it ends.
+    pub fn total(&self) -> Option<u64> {
+        match *self {
+            LearningRate::Constant { .. } => None,
+            LearningRate::Cosine { total, .. }
+            | LearningRate::Linear { total, .. }
+            | LearningRate::Wsd { total, .. } => Some(total),
+        }
+    }
 }
 
 /// One compiled stage.
