@@ -324,34 +324,93 @@ def learning_rate(rate, update):
 
 
 class Optimizer:
-    """AdamW, or SGD with momentum, written out. Decay is decoupled and applies to parameters of two or more
-    dimensions. `torch_optimizer` below is PyTorch's own, for the synchronous runs."""
+    """Optimizers written out from their papers and their authors' code. Decay is decoupled and applies to parameters of
+    two or more dimensions. `torch_optimizer` below is PyTorch's own, for the synchronous runs."""
 
     def __init__(self, spec, params):
         self.spec, self.params, self.updates = spec, params, 0
-        self.m = {name: torch.zeros_like(p) for name, p in params.items()}
-        self.v = {name: torch.zeros_like(p) for name, p in params.items()}
+        zeros = lambda: {name: torch.zeros_like(p) for name, p in params.items()}
+        self.m, self.v, self.d, self.before = zeros(), zeros(), zeros(), None
+        # NAdam's product of all momenta so far.
+        self.momenta = 1.0
 
+    @torch.no_grad()
     def step(self, grads):
         lr = learning_rate(self.spec["lr"], self.updates)
         self.updates += 1
+        if self.spec["kind"] == "nadam":
+            self.momenta *= self.nesterov(self.updates)
         for name, w in self.params.items():
-            g, m, v = grads[name], self.m[name], self.v[name]
-            if w.dim() >= 2:
-                w.mul_(1 - lr * self.spec["decay"])
-            if self.spec["kind"] == "sgd":
-                m.mul_(self.spec["momentum"]).add_(g)
-                w.sub_(lr * m)
-                continue
-            b1, b2 = self.spec["beta1"], self.spec["beta2"]
-            m.mul_(b1).add_((1 - b1) * g)
-            v.mul_(b2).add_((1 - b2) * g * g)
-            m_hat, v_hat = m / (1 - b1**self.updates), v / (1 - b2**self.updates)
-            w.sub_(lr * m_hat / (v_hat.sqrt() + self.spec["eps"]))
+            decay = self.spec["decay"] if w.dim() >= 2 else 0.0
+            update = lr * getattr(self, self.spec["kind"])(name, grads[name])
+            if self.spec["kind"] == "adan":
+                w.sub_(update).div_(1 + lr * decay)
+            else:
+                w.mul_(1 - lr * decay).sub_(update)
+        self.before = {name: g.clone() for name, g in grads.items()}
+
+    # Each takes a parameter's name and gradient, updates its states, and returns the update before the learning rate.
+
+    def sgd(self, name, g):
+        return self.m[name].mul_(self.spec["momentum"]).add_(g).clone()
+
+    def lion(self, name, g):
+        m, b1, b2 = self.m[name], self.spec["beta1"], self.spec["beta2"]
+        update = torch.sign(b1 * m + (1 - b1) * g)
+        m.mul_(b2).add_((1 - b2) * g)
+        return update
+
+    def signum(self, name, g):
+        beta = self.spec["momentum"]
+        return torch.sign(self.m[name].mul_(beta).add_((1 - beta) * g))
+
+    def moments(self, name, g):
+        """Both moments after g, and what corrects the second."""
+        m, v, b1, b2 = self.m[name], self.v[name], self.spec["beta1"], self.spec["beta2"]
+        m.mul_(b1).add_((1 - b1) * g)
+        v.mul_(b2).add_((1 - b2) * g * g)
+        return m, (v / (1 - b2**self.updates)).sqrt() + self.spec["eps"]
+
+    def adamw(self, name, g):
+        m, root = self.moments(name, g)
+        return m / (1 - self.spec["beta1"] ** self.updates) / root
+
+    def nesterov(self, t):
+        return self.spec["beta1"] * (1 - 0.5 * 0.96 ** (t * self.spec["momentum_decay"]))
+
+    def nadam(self, name, g):
+        m, root = self.moments(name, g)
+        now, ahead = self.nesterov(self.updates), self.nesterov(self.updates + 1)
+        return (ahead * m / (1 - self.momenta * ahead) + (1 - now) * g / (1 - self.momenta)) / root
+
+    def adan(self, name, g):
+        m, d, v = self.m[name], self.d[name], self.v[name]
+        b1, b2, b3 = (self.spec[f"beta{i}"] for i in (1, 2, 3))
+        change = torch.zeros_like(g) if self.before is None else g - self.before[name]
+        m.mul_(b1).add_((1 - b1) * g)
+        d.mul_(b2).add_((1 - b2) * change)
+        v.mul_(b3).add_((1 - b3) * (g + b2 * change) ** 2)
+        root = (v / (1 - b3**self.updates)).sqrt() + self.spec["eps"]
+        return (m / (1 - b1**self.updates) + b2 * d / (1 - b2**self.updates)) / root
+
+
+class OwnStepper:
+    """`Optimizer` with the face of PyTorch's: for those that PyTorch does not have."""
+
+    def __init__(self, spec, params):
+        self.params, self.inner, self.param_groups = params, Optimizer(spec, params), []
+
+    def step(self):
+        self.inner.step({name: p.grad for name, p in self.params.items()})
+
+    def zero_grad(self):
+        for p in self.params.values():
+            p.grad = None
 
 
 def torch_optimizer(spec, params):
-    """PyTorch's optimizer for the spec. Its SGD adds decay to the gradient, so decay must be 0 there."""
+    """PyTorch's optimizer for the spec, or ours where it has none. Its SGD adds decay to the gradient, so decay must be
+    0 there."""
     groups = [
         {"params": [p for p in params.values() if p.dim() >= 2], "weight_decay": spec["decay"]},
         {"params": [p for p in params.values() if p.dim() < 2], "weight_decay": 0.0},
@@ -359,4 +418,9 @@ def torch_optimizer(spec, params):
     if spec["kind"] == "sgd":
         assert spec["decay"] == 0, "PyTorch's SGD couples decay with momentum"
         return torch.optim.SGD(groups, lr=0.0, momentum=spec["momentum"])
-    return torch.optim.AdamW(groups, lr=0.0, betas=(spec["beta1"], spec["beta2"]), eps=spec["eps"])
+    if spec["kind"] not in ("adamw", "nadam"):
+        return OwnStepper(spec, params)
+    common = {"lr": 0.0, "betas": (spec["beta1"], spec["beta2"]), "eps": spec["eps"]}
+    if spec["kind"] == "nadam":
+        return torch.optim.NAdam(groups, momentum_decay=spec["momentum_decay"], decoupled_weight_decay=True, **common)
+    return torch.optim.AdamW(groups, **common)

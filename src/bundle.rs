@@ -56,18 +56,27 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
     }
 }
 
-fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
+/// The spec's optimizer as a bundle has it.
+pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
+    use dsl::spec::Optimizer as Spec;
     match o {
-        dsl::spec::Optimizer::AdamW { beta1, beta2, eps, decay } => Optimizer::AdamW { beta1, beta2, eps, decay },
-        dsl::spec::Optimizer::Sgd { momentum, decay } => Optimizer::Sgd { momentum, decay },
+        Spec::AdamW { beta1, beta2, eps, decay } => Optimizer::AdamW { beta1, beta2, eps, decay },
+        Spec::Sgd { momentum, decay } => Optimizer::Sgd { momentum, decay },
+        Spec::Lion { beta1, beta2, decay } => Optimizer::Lion { beta1, beta2, decay },
+        Spec::Signum { momentum, decay } => Optimizer::Signum { momentum, decay },
+        Spec::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
+            Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay }
+        }
+        Spec::Adan { beta1, beta2, beta3, eps, decay } => Optimizer::Adan { beta1, beta2, beta3, eps, decay },
     }
 }
 
 fn learning_rate(lr: dsl::spec::LearningRate) -> LearningRate {
+    use dsl::spec::LearningRate as Spec;
     match lr {
-        dsl::spec::LearningRate::Constant { lr } => LearningRate::Constant { lr },
-        dsl::spec::LearningRate::Cosine { peak, warmup, total, floor } => {
-            LearningRate::Cosine { peak, warmup, total, floor }
-        }
+        Spec::Constant { lr } => LearningRate::Constant { lr },
+        Spec::Cosine { peak, warmup, total, floor } => LearningRate::Cosine { peak, warmup, total, floor },
+        Spec::Linear { peak, warmup, total, floor } => LearningRate::Linear { peak, warmup, total, floor },
+        Spec::Wsd { peak, warmup, total, decay, floor } => LearningRate::Wsd { peak, warmup, total, decay, floor },
     }
 }

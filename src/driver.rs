@@ -9,7 +9,6 @@ use dsl::diag::Diagnostic;
 use dsl::spec::{Cost, Layer, LayerCosts, Spec};
 use model::build::{Build, Input};
 use model::dims::Dims;
-use model::kernel::OptimizerKind;
 use model::limits::Bounds;
 use model::profile::Profile;
 use model::target::CpuClass;
@@ -197,10 +196,7 @@ fn build(
         dims: Dims::new(model, spec.pipeline.microbatch.value),
         partition: layers,
         fuse: spec.pipeline.fuse.value,
-        optimizer: match spec.optimizer.value {
-            dsl::spec::Optimizer::AdamW { .. } => OptimizerKind::AdamW,
-            dsl::spec::Optimizer::Sgd { .. } => OptimizerKind::Sgd,
-        },
+        optimizer: crate::bundle::optimizer(spec.optimizer.value).kind(),
         program,
         cpu,
     };

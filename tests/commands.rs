@@ -175,3 +175,18 @@ fn every_level_can_be_printed() {
         assert!(text.contains(piece), "{level}: {}", &text[..text.len().min(500)]);
     }
 }
+
+#[test]
+fn a_run_of_another_length_than_its_schedule_is_remarked_on() {
+    let project = Project::new(&SPEC.replace("lr = 0.1", "lr = wsd(0.1, total = 3, decay = 0.5)"));
+    let data = licence();
+    let run = |more: &[&str]| {
+        let args = [&["run", "spec.pace", "--data", data.to_str().unwrap()], more].concat();
+        let (status, _, stderr) = project.outcome(&args);
+        assert_eq!(status, Some(0), "{stderr}");
+        stderr
+    };
+    let text = "lint: the learning-rate schedule is made for 3 updates and the run makes 2: the rate never comes down to its floor";
+    assert!(run(&["--updates", "2"]).contains(text));
+    assert!(!run(&[]).contains("lint"));
+}

@@ -42,13 +42,22 @@ impl Golden {
             ),
             lr => lr.to_string(),
         };
-        match o["kind"].as_str() {
-            Some("sgd") => format!("sgd {{ lr = {lr}, momentum = {}, decay = {} }}", o["momentum"], o["decay"]),
-            _ => format!(
-                "adamw {{ lr = {lr}, betas = ({}, {}), eps = {}, decay = {} }}",
-                o["beta1"], o["beta2"], o["eps"], o["decay"]
-            ),
+        let mut text = format!("{} {{ lr = {lr}", o["kind"].as_str().expect("a name"));
+        let betas: Vec<String> =
+            ["beta1", "beta2", "beta3"].iter().filter_map(|beta| o.get(beta)).map(Value::to_string).collect();
+        if !betas.is_empty() {
+            let _ = write!(text, ", betas = ({})", betas.join(", "));
         }
+        for key in ["momentum", "eps", "momentum_decay", "decay"] {
+            if let Some(value) = o.get(key) {
+                let _ = write!(text, ", {key} = {value}");
+            }
+        }
+        text + " }"
+    }
+
+    fn updates(&self) -> u64 {
+        self.0["updates"].as_u64().expect("a number")
     }
 
     fn numbers(&self, key: &str) -> Vec<f64> {
@@ -69,7 +78,7 @@ impl Golden {
 fn synchronous(name: &str) {
     let golden = Golden::read(name);
     let project = Project::new(&golden.spec("one_f_one_b", 1));
-    golden.compare(&project.train("spec.pace", 20, &[]).losses);
+    golden.compare(&project.train("spec.pace", golden.updates(), &[]).losses);
 }
 
 #[test]
@@ -80,6 +89,26 @@ fn adamw_equals_pytorch() {
 #[test]
 fn sgd_with_momentum_equals_pytorch() {
     synchronous("sgd");
+}
+
+#[test]
+fn nadam_equals_pytorch() {
+    synchronous("nadam");
+}
+
+#[test]
+fn lion_follows_its_authors_formula() {
+    synchronous("lion");
+}
+
+#[test]
+fn signum_follows_its_authors_formula() {
+    synchronous("signum");
+}
+
+#[test]
+fn adan_follows_its_authors_formula() {
+    synchronous("adan");
 }
 
 /// Width 45, context 19, three sequences: nothing that a tile divides; and a learning rate that changes.

@@ -117,3 +117,18 @@ fn evaluation_changes_no_bit() {
         assert!(with.summary["eval_loss_last"].as_f64() < with.summary["eval_loss_first"].as_f64());
     }
 }
+
+/// The element-wise optimizers: the same bits on one rank, and on four with the update unfused.
+#[test]
+fn every_optimizer_agrees_on_one_and_four_ranks_and_unfused() {
+    let project = Project::new(SPEC);
+    let mut seen = Vec::new();
+    for optimizer in ["lion", "signum", "nadam", "adan"] {
+        let optimizer = format!("optimizer={optimizer}");
+        let with = |more: &[&str]| losses(&project, &[&["pipeline.schedule=one_f_one_b", &optimizer], more].concat());
+        let one = with(&[]);
+        assert_eq!(with(&["machine.ranks=4", "pipeline.fuse=off"]), one, "{optimizer}");
+        assert!(!seen.contains(&one), "{optimizer} trains like another optimizer");
+        seen.push(one);
+    }
+}

@@ -9,6 +9,7 @@ mod model;
 mod optimizer;
 mod partition;
 mod pipeline;
+mod rate;
 mod schedule;
 mod section;
 mod set;

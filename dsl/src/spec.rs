@@ -191,12 +191,18 @@ mod artifact_types {
     pub enum LearningRate {
         Constant { lr: f64 },
         Cosine { peak: f64, warmup: u64, total: u64, floor: f64 },
+        Linear { peak: f64, warmup: u64, total: u64, floor: f64 },
+        Wsd { peak: f64, warmup: u64, total: u64, decay: u64, floor: f64 },
     }
 
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Optimizer {
         AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
         Sgd { momentum: f64, decay: f64 },
+        Lion { beta1: f64, beta2: f64, decay: f64 },
+        Signum { momentum: f64, decay: f64 },
+        NAdam { beta1: f64, beta2: f64, eps: f64, momentum_decay: f64, decay: f64 },
+        Adan { beta1: f64, beta2: f64, beta3: f64, eps: f64, decay: f64 },
     }
 }
 

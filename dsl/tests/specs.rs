@@ -76,6 +76,20 @@ fn defaults() {
     assert_eq!(spec.model, None);
     let sgd = load(&small("optimizer = sgd { lr = constant(0.1), momentum = 0.9 }"), &[]);
     assert_eq!(sgd.optimizer.value, Optimizer::Sgd { momentum: 0.9, decay: 0.0 });
+    let of = |text: &str| load(&small(&format!("optimizer = {text}")), &[]);
+    let rate = |text: &str| of(&format!("sgd {{ lr = {text} }}")).learning_rate.value;
+    let linear = LearningRate::Linear { peak: 0.5, warmup: 5, total: 50, floor: 0.0 };
+    assert_eq!(rate("linear(0.5, 5, 50, 0)"), linear);
+    let wsd = LearningRate::Wsd { peak: 0.5, warmup: 5, total: 50, decay: 10, floor: 0.05 };
+    assert_eq!(rate("wsd(0.5, warmup = 5, total = 50, decay = 0.2)"), wsd);
+    let lion = of("lion");
+    assert_eq!(lion.optimizer.value, Optimizer::Lion { beta1: 0.9, beta2: 0.99, decay: 0.1 });
+    assert_eq!(lion.learning_rate.value, LearningRate::Constant { lr: 1e-4 });
+    assert_eq!(of("signum { momentum = 0.5 }").optimizer.value, Optimizer::Signum { momentum: 0.5, decay: 0.0 });
+    let nadam = Optimizer::NAdam { beta1: 0.9, beta2: 0.999, eps: 1e-8, momentum_decay: 0.004, decay: 0.2 };
+    assert_eq!(of("nadam { decay = 0.2 }").optimizer.value, nadam);
+    let adan = Optimizer::Adan { beta1: 0.5, beta2: 0.6, beta3: 0.7, eps: 1e-8, decay: 0.02 };
+    assert_eq!(of("adan { betas = (0.5, 0.6, 0.7) }").optimizer.value, adan);
     assert_eq!(sgd.learning_rate.value, LearningRate::Constant { lr: 0.1 });
 }
 

@@ -1,36 +1,104 @@
-//! Hyper-parameters of an update, as its kernels read them: `artifact::program::HYPER_LEN` has the layout.
+//! Hyper-parameters of an update, as its kernels read them: `artifact::optimizer` has formulas and layout.
 //! Computed in f64 and rounded once.
 
-use artifact::program::{HYPER_LEN, LearningRate, Optimizer};
+use artifact::optimizer::{HYPER_KEPT, HYPER_LEN, Optimizer};
+use artifact::program::LearningRate;
 
 /// Learning rate of a 0-based update.
 pub fn learning_rate(schedule: &LearningRate, update: u64) -> f64 {
-    match *schedule {
-        LearningRate::Constant { lr } => lr,
-        LearningRate::Cosine { peak, warmup, .. } if update < warmup => peak * (update + 1) as f64 / warmup as f64,
-        LearningRate::Cosine { total, floor, .. } if update >= total => floor,
+    // What of the way from peak to floor is left, by the part of the fall that is over.
+    let (peak, warmup, fall, floor, left): (f64, u64, (u64, u64), f64, fn(f64) -> f64) = match *schedule {
+        LearningRate::Constant { lr } => return lr,
         LearningRate::Cosine { peak, warmup, total, floor } => {
-            let part = (update - warmup) as f64 / (total - warmup) as f64;
-            floor + (peak - floor) * (1.0 + libm::cos(std::f64::consts::PI * part)) / 2.0
+            (peak, warmup, (warmup, total), floor, |part| (1.0 + libm::cos(std::f64::consts::PI * part)) / 2.0)
         }
+        LearningRate::Linear { peak, warmup, total, floor } => {
+            (peak, warmup, (warmup, total), floor, |part| 1.0 - part)
+        }
+        LearningRate::Wsd { peak, warmup, total, decay, floor } => {
+            (peak, warmup, (total.saturating_sub(decay), total), floor, |part| 1.0 - part)
+        }
+    };
+    if update < warmup {
+        peak * (update + 1) as f64 / warmup as f64
+    } else if update < fall.0 {
+        peak
+    } else if update >= fall.1 {
+        floor
+    } else {
+        floor + (peak - floor) * left((update - fall.0) as f64 / (fall.1 - fall.0) as f64)
     }
 }
 
 /// The vectors of a 0-based update: for parameters with decay, then without.
 pub fn vectors(optimizer: &Optimizer, schedule: &LearningRate, update: u64) -> [[f32; HYPER_LEN]; 2] {
     let lr = learning_rate(schedule, update);
-    let t = (update + 1) as f64;
-    let (mut vector, decay) = match *optimizer {
-        Optimizer::AdamW { beta1, beta2, eps, decay } => {
-            let correction = |beta: f64| 1.0 - libm::pow(beta, t);
-            let (c1, c2) = (correction(beta1), correction(beta2));
-            ([beta1, 1.0 - beta1, beta2, 1.0 - beta2, 1.0 / c2, eps, lr / c1, 1.0], decay)
-        }
-        Optimizer::Sgd { momentum, decay } => ([momentum, 0.0, 0.0, 0.0, 0.0, 0.0, lr, 1.0], decay),
-    };
+    let mut vector = [0.0; HYPER_LEN];
+    vector[HYPER_KEPT] = 1.0;
+    let kept = constants(optimizer, lr, update + 1, &mut vector);
     let without = vector.map(|x| x as f32);
-    vector[HYPER_LEN - 1] = 1.0 - lr * decay;
+    vector[HYPER_KEPT] = kept;
     [vector.map(|x| x as f32), without]
+}
+
+/// Fills in what the optimizer uses at update `step`, from 1; returns what remains of a weight that decays.
+fn constants(optimizer: &Optimizer, lr: f64, step: u64, vector: &mut [f64; HYPER_LEN]) -> f64 {
+    let correction = |beta: f64| 1.0 - libm::pow(beta, step as f64);
+    let mut averages = |at: usize, beta: f64| (vector[at], vector[at + 1]) = (beta, 1.0 - beta);
+    match *optimizer {
+        Optimizer::AdamW { beta1, beta2, eps, decay } => {
+            averages(0, beta1);
+            averages(2, beta2);
+            (vector[4], vector[5], vector[6]) = (1.0 / correction(beta2), eps, lr / correction(beta1));
+            1.0 - lr * decay
+        }
+        Optimizer::Sgd { momentum, decay } => {
+            (vector[0], vector[6]) = (momentum, lr);
+            1.0 - lr * decay
+        }
+        Optimizer::Lion { beta1, beta2, decay } => {
+            averages(0, beta1);
+            averages(2, beta2);
+            vector[6] = lr;
+            1.0 - lr * decay
+        }
+        Optimizer::Signum { momentum, decay } => {
+            averages(0, momentum);
+            vector[6] = lr;
+            1.0 - lr * decay
+        }
+        Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
+            averages(0, beta1);
+            averages(2, beta2);
+            let (now, product, next) = nesterov(beta1, momentum_decay, step);
+            (vector[4], vector[5]) = (1.0 / correction(beta2), eps);
+            (vector[6], vector[8]) = (lr * next / (1.0 - product * next), lr * (1.0 - now) / (1.0 - product));
+            1.0 - lr * decay
+        }
+        Optimizer::Adan { beta1, beta2, beta3, eps, decay } => {
+            averages(0, beta1);
+            averages(2, beta2);
+            averages(9, beta3);
+            vector[11] = if step == 1 { 0.0 } else { 1.0 };
+            (vector[4], vector[5]) = (1.0 / correction(beta3), eps);
+            (vector[6], vector[8]) = (lr / correction(beta1), lr * beta2 / correction(beta2));
+            1.0 / (1.0 + lr * decay)
+        }
+    }
+}
+
+/// NAdam's c of update `step` (from 1), the product of all c up to it, and the c of the next update.
+fn nesterov(beta: f64, momentum_decay: f64, step: u64) -> (f64, f64, f64) {
+    let c = |t: u64| beta * (1.0 - 0.5 * libm::pow(0.96, t as f64 * momentum_decay));
+    let mut product = 1.0;
+    for t in 1..=step {
+        product *= c(t);
+        // No smaller product changes 1 minus it.
+        if product < 1e-17 {
+            break;
+        }
+    }
+    (c(step), product, c(step + 1))
 }
 
 #[cfg(test)]
@@ -49,11 +117,50 @@ mod tests {
     }
 
     #[test]
+    fn a_line_falls_from_the_warm_up_or_at_the_end() {
+        let linear = LearningRate::Linear { peak: 1.0, warmup: 2, total: 10, floor: 0.2 };
+        let rates: Vec<f64> = [0, 1, 2, 6, 9, 10, 99].iter().map(|&u| learning_rate(&linear, u)).collect();
+        for (found, expected) in rates.iter().zip([0.5, 1.0, 1.0, 0.6, 0.3, 0.2, 0.2]) {
+            assert!((found - expected).abs() < 1e-12, "{rates:?}");
+        }
+        let wsd = LearningRate::Wsd { peak: 1.0, warmup: 2, total: 10, decay: 4, floor: 0.2 };
+        let rates: Vec<f64> = [0, 1, 5, 6, 7, 9, 10, 99].iter().map(|&u| learning_rate(&wsd, u)).collect();
+        for (found, expected) in rates.iter().zip([0.5, 1.0, 1.0, 1.0, 0.8, 0.4, 0.2, 0.2]) {
+            assert!((found - expected).abs() < 1e-12, "{rates:?}");
+        }
+    }
+
+    #[test]
     fn adamw_corrects_the_bias_of_the_first_step() {
         let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
         let [with, without] = vectors(&optimizer, &LearningRate::Constant { lr: 0.01 }, 0);
         assert_eq!(with[..6], [0.9, 0.1, 0.95, 0.05, 20.0, 1e-8f64].map(|x| x as f32));
         assert!((with[6] - 0.1).abs() < 1e-6);
         assert_eq!((with[7], without[7]), (0.999, 1.0));
+    }
+
+    /// PyTorch's documentation of NAdam, step by step.
+    #[test]
+    fn nadam_multiplies_its_momenta() {
+        let (b1, psi, lr) = (0.9, 0.004, 0.5);
+        let optimizer = Optimizer::NAdam { beta1: b1, beta2: 0.999, eps: 1e-8, momentum_decay: psi, decay: 0.1 };
+        let momentum = |t: i32| b1 * (1.0 - 0.5 * 0.96f64.powf(f64::from(t) * psi));
+        let mut product = 1.0;
+        for t in 1..=2000 {
+            product *= momentum(t);
+            let [h, _] = vectors(&optimizer, &LearningRate::Constant { lr }, t as u64 - 1);
+            let along_m = lr * momentum(t + 1) / (1.0 - product * momentum(t + 1));
+            let along_g = lr * (1.0 - momentum(t)) / (1.0 - product);
+            assert!((f64::from(h[6]) / along_m - 1.0).abs() < 1e-7, "update {t}");
+            assert!((f64::from(h[8]) / along_g - 1.0).abs() < 1e-7, "update {t}");
+        }
+    }
+
+    #[test]
+    fn adan_knows_of_no_change_at_first_and_decays_after_the_step() {
+        let optimizer = Optimizer::Adan { beta1: 0.98, beta2: 0.92, beta3: 0.99, eps: 1e-8, decay: 0.1 };
+        let at = |update| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, update);
+        assert_eq!((at(0)[0][11], at(1)[0][11]), (0.0, 1.0));
+        assert_eq!((at(0)[0][7], at(0)[1][7]), ((1.0 / 1.05f64) as f32, 1.0));
     }
 }

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::report::percent;
 use artifact::bundle::Bundle;
-use artifact::program::{LearningRate, Manifest};
+use artifact::program::Manifest;
 use runtime::metrics::Metrics;
 use runtime::progress::Progress;
 use runtime::{Inputs, Observer, RunError, RunOptions, StopFlag, Summary};
@@ -62,10 +62,15 @@ fn compiled(_: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
 }
 
 fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
-    let updates = match (args.updates, manifest.learning_rate) {
-        (Some(updates), _) => updates,
-        (None, LearningRate::Cosine { total, .. }) => total,
-        (None, LearningRate::Constant { .. }) => {
+    let updates = match (args.updates, manifest.learning_rate.total()) {
+        (Some(updates), total) => {
+            if let Some(total) = total.filter(|&total| total != updates) {
+                eprintln!("lint: {}", mismatch(updates, total));
+            }
+            updates
+        }
+        (None, Some(total)) => total,
+        (None, None) => {
             let text =
                 "--updates N is needed: the learning rate is constant, so the spec doesn't say how long to train";
             return Err(Failure::Usage(text.to_owned()));
@@ -83,6 +88,13 @@ fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
         save: args.save.clone(),
         stop,
     })
+}
+
+/// What it means that a run is not as long as its learning-rate schedule.
+fn mismatch(updates: u64, total: u64) -> String {
+    let effect =
+        if updates < total { "the rate never comes down to its floor" } else { "the rest trains at the floor" };
+    format!("the learning-rate schedule is made for {total} updates and the run makes {updates}: {effect}")
 }
 
 /// What was proved beside what was counted, and what was predicted beside what was measured.

@@ -1,7 +1,7 @@
 //! What holds for every kernel: no more memory than planned, nothing from outside, equal bytes, errors with words.
 
 use crate::harness::{Data, Runnable, random, runnable, with_context};
-use crate::update::{adamw_hyper, squares};
+use crate::optimizers::{hyper, squares};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, HYPER_LEN, Image, Place, Stage, StageIo};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
@@ -219,7 +219,8 @@ fn cases() -> u32 {
 
 #[test]
 fn cpu_classes_agree_bit_for_bit_on_an_elementwise_kernel() {
-    let data = [random(1, 1001), random(2, 1001), random(3, 1001), squares(4, 1001), adamw_hyper()].map(Data::F32);
+    let data = [random(1, 1001), random(2, 1001), random(3, 1001), squares(4, 1001), hyper(OptimizerKind::AdamW)]
+        .map(Data::F32);
     let op = || KernelOp::Update { len: 1001, optimizer: OptimizerKind::AdamW };
     let results = runnable().into_iter().map(|cpu| Runnable::new(op(), cpu).call(&data)).collect::<Vec<_>>();
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));

@@ -1,7 +1,7 @@
 //! Matrix products with every epilogue against f64, and the fused update against its parts, bit for bit.
 
 use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable};
-use crate::update::{adamw_hyper, sgd_hyper, squares};
+use crate::optimizers;
 use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink};
 use model::kernel_plan::plan_kernel;
 use model::target::CpuClass;
@@ -10,7 +10,6 @@ use model::workspace::scratch_bytes;
 const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
 const EPILOGUES: [Epilogue; 5] =
     [Epilogue::Store, Epilogue::Bias, Epilogue::BiasResidual, Epilogue::BiasGelu, Epilogue::GeluGrad];
-const OPTIMIZERS: [OptimizerKind; 2] = [OptimizerKind::AdamW, OptimizerKind::Sgd];
 
 /// m, n, k of a product.
 type Shape = (u32, u32, u32);
@@ -26,10 +25,6 @@ fn in_blocks(matmul: MatMul, kc: u32, cpu: CpuClass) -> Kernel {
     tiles.kc = kc;
     kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), cpu);
     kernel
-}
-
-fn wide(values: &[f32]) -> Vec<f64> {
-    values.iter().map(|x| f64::from(*x)).collect()
 }
 
 /// A B in f64.
@@ -162,33 +157,6 @@ fn a_shape_of_the_benchmark_is_right() {
     }
 }
 
-/// Hyper-parameters, weights and states, in operand order.
-fn optimizer_state(optimizer: OptimizerKind, len: usize) -> (Data, Vec<Data>) {
-    let (hyper, states) = match optimizer {
-        OptimizerKind::AdamW => (adamw_hyper(), vec![random(5, len), random(6, len), squares(7, len)]),
-        OptimizerKind::Sgd => (sgd_hyper(), vec![random(5, len), random(6, len)]),
-    };
-    (Data::F32(hyper), states.into_iter().map(Data::F32).collect())
-}
-
-/// The weights and states after an update with `gradient`.
-fn updated(optimizer: OptimizerKind, hyper: &[f32], states: &[Data], gradient: &[f64]) -> Vec<Vec<f64>> {
-    let h = wide(hyper);
-    let states = states.iter().map(|s| wide(s.f32())).collect::<Vec<_>>();
-    let mut after = states.clone();
-    for (i, g) in gradient.iter().enumerate() {
-        let m = h[0] * states[1][i] + if optimizer == OptimizerKind::AdamW { h[1] * g } else { *g };
-        let mut direction = m;
-        if optimizer == OptimizerKind::AdamW {
-            after[2][i] = h[2] * states[2][i] + h[3] * g * g;
-            direction = m / ((after[2][i] * h[4]).sqrt() + h[5]);
-        }
-        after[1][i] = m;
-        after[0][i] = h[7] * states[0][i] - h[6] * direction;
-    }
-    after
-}
-
 /// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
 fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[OptimizerKind]) {
     let len = (shape.0 * shape.1) as usize;
@@ -209,20 +177,22 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[Optim
     assert_close("added", added.f32(), &with_acc, tolerance(shape.2));
 
     for &optimizer in optimizers {
-        let (hyper, states) = optimizer_state(optimizer, len);
+        let hyper = optimizers::hyper(optimizer);
+        let before = optimizers::parameter(optimizer, len);
+        let states = before.iter().cloned().map(Data::F32).collect::<Vec<_>>();
         for (accumulated, gradient, exact) in [(false, &stored, &ab), (true, &added, &with_acc)] {
             let what = format!("{shape:?}, {optimizer:?}, accumulated {accumulated}, {}", cpu.name());
             let mut more = if accumulated { vec![Data::F32(acc.clone())] } else { Vec::new() };
-            more.push(hyper.clone());
+            more.push(Data::F32(hyper.clone()));
             more.extend(states.clone());
             let fused = Runnable::of(kernel(Sink::Update { optimizer, accumulated }), cpu).call(&operands(&more));
             let fused = &fused[fused.len() - states.len()..];
 
             let mut unfused = vec![gradient.clone()];
             unfused.extend(states.clone());
-            unfused.push(hyper.clone());
+            unfused.push(Data::F32(hyper.clone()));
             let unfused = run(KernelOp::Update { len: len as u64, optimizer }, cpu, &unfused);
-            let expected = updated(optimizer, hyper.f32(), &states, exact);
+            let expected = optimizers::updated(optimizer, &hyper, &before, exact);
             for (i, (fused, expected)) in fused.iter().zip(&expected).enumerate() {
                 assert_eq!(bits(fused), bits(&unfused[i + 1]), "{what}: fused and unfused differ in state {i}");
                 // v grows with the square of the gradient, and so does its error.
@@ -235,7 +205,7 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[Optim
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts() {
     for cpu in runnable() {
-        check_sinks((37, 61, 129), None, cpu, &OPTIMIZERS);
+        check_sinks((37, 61, 129), None, cpu, &OptimizerKind::ALL);
     }
 }
 

@@ -6,6 +6,7 @@ mod harness;
 mod infrastructure;
 mod math;
 mod matmul;
+mod optimizers;
 mod rows;
 mod sinks;
 mod update;

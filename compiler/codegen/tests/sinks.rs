@@ -2,7 +2,7 @@
 //! (Weight gradients of matmuls: see `matmul`.)
 
 use crate::harness::{Data, bits, random, run, runnable};
-use crate::update::{adamw_hyper, sgd_hyper, squares};
+use crate::optimizers;
 use model::kernel::{KernelOp, OptimizerKind, Sink, Table};
 use model::operands::operands;
 use model::target::CpuClass;
@@ -39,20 +39,14 @@ fn call(op: KernelOp, cpu: CpuClass, inputs: &[Data], sink: &[Data]) -> Vec<Data
 
 /// Weight and states at the start, and the hyper-parameters.
 fn parameter(optimizer: OptimizerKind, len: usize) -> (Vec<Data>, Data) {
-    let mut parameter = vec![Data::F32(random(91, len)), Data::F32(random(92, len))];
-    match optimizer {
-        OptimizerKind::AdamW => {
-            parameter.push(Data::F32(squares(93, len)));
-            (parameter, Data::F32(adamw_hyper()))
-        }
-        OptimizerKind::Sgd => (parameter, Data::F32(sgd_hyper())),
-    }
+    let parameter = optimizers::parameter(optimizer, len).into_iter().map(Data::F32).collect();
+    (parameter, Data::F32(optimizers::hyper(optimizer)))
 }
 
 fn fused_equals_unfused(gradient: Gradient) {
     let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
     for cpu in runnable() {
-        for optimizer in [OptimizerKind::AdamW, OptimizerKind::Sgd] {
+        for optimizer in OptimizerKind::ALL {
             for accumulated in [false, true] {
                 let (parameter, hyper) = parameter(optimizer, len);
                 let first = inputs(gradient, 10);

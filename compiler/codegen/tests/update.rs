@@ -1,63 +1,64 @@
 //! The elementwise update against f64.
 
 use crate::harness::{Data, assert_close, random, run, runnable};
+use crate::optimizers::{hyper, parameter, updated};
 use model::kernel::{KernelOp, OptimizerKind};
 
-/// Hyper-parameters of AdamW at step 3.
-pub fn adamw_hyper() -> Vec<f32> {
-    let (b1, b2, eps, lr, decay, t) = (0.9f64, 0.95f64, 1e-8f64, 1e-3f64, 0.1f64, 3);
-    [b1, 1.0 - b1, b2, 1.0 - b2, 1.0 / (1.0 - b2.powi(t)), eps, lr / (1.0 - b1.powi(t)), 1.0 - lr * decay]
-        .map(|x| x as f32)
-        .to_vec()
-}
-
-/// Hyper-parameters of SGD with momentum.
-pub fn sgd_hyper() -> Vec<f32> {
-    vec![0.9, 0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 1.0 - 0.05 * 0.01]
-}
-
-/// A second-moment estimate must not be negative.
-pub fn squares(seed: u64, len: usize) -> Vec<f32> {
-    random(seed, len).iter().map(|x| x * x).collect()
+/// The operands of an update: gradient, weight and states, hyper-parameters.
+fn operands(gradient: &[f32], parameter: &[Vec<f32>], hyper: &[f32]) -> Vec<Data> {
+    let all = [gradient].into_iter().chain(parameter.iter().map(Vec::as_slice)).chain([hyper]);
+    all.map(|x| Data::F32(x.to_vec())).collect()
 }
 
 #[test]
-fn adamw_is_right_at_every_length() {
+fn every_optimizer_is_right_at_every_length() {
     for cpu in runnable() {
-        for len in [1usize, 7, 16, 37, 64, 1000, 4099] {
-            let (g, w, m, v) = (random(1, len), random(2, len), random(3, len), squares(4, len));
-            let h = adamw_hyper();
-            let data = [&g, &w, &m, &v, &h].map(|x| Data::F32(x.clone()));
-            let after = run(KernelOp::Update { len: len as u64, optimizer: OptimizerKind::AdamW }, cpu, &data);
-            let (mut ew, mut em, mut ev) = (vec![], vec![], vec![]);
-            for i in 0..len {
-                let [g, w, m, v] = [g[i], w[i], m[i], v[i]].map(f64::from);
-                let h = h.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-                let m = h[0] * m + h[1] * g;
-                let v = h[2] * v + h[3] * g * g;
-                em.push(m);
-                ev.push(v);
-                ew.push(w * h[7] - h[6] * (m / ((v * h[4]).sqrt() + h[5])));
+        for optimizer in OptimizerKind::ALL {
+            let lengths: &[usize] =
+                if optimizer == OptimizerKind::AdamW { &[1, 7, 16, 64, 1000, 4099] } else { &[37, 133] };
+            for &len in lengths {
+                let (g, h) = (random(1, len), hyper(optimizer));
+                let before = parameter(optimizer, len);
+                let wide: Vec<f64> = g.iter().map(|x| f64::from(*x)).collect();
+                let expected = updated(optimizer, &h, &before, &wide);
+                let after = run(KernelOp::Update { len: len as u64, optimizer }, cpu, &operands(&g, &before, &h));
+                for (i, expected) in expected.iter().enumerate() {
+                    assert_close(&format!("{optimizer:?} {i}"), after[i + 1].f32(), expected, 3e-7);
+                }
             }
-            assert_close("w", after[1].f32(), &ew, 3e-7);
-            assert_close("m", after[2].f32(), &em, 3e-7);
-            assert_close("v", after[3].f32(), &ev, 3e-7);
         }
     }
 }
 
+/// What a step by the sign does with zero, and that NaN stays to be seen.
 #[test]
-fn sgd_is_right_at_every_length() {
+fn a_sign_is_zero_at_zero_and_nan_at_nan() {
+    let (g, w) = ([0.0, -0.0, f32::NAN, 1e-30, -1e-30], [1.0f32; 5]);
+    for (optimizer, cpu) in [OptimizerKind::Lion, OptimizerKind::Signum].into_iter().zip(runnable().into_iter().cycle())
+    {
+        let mut h = hyper(optimizer);
+        (h[6], h[7]) = (0.25, 1.0);
+        let data = operands(&g, &[w.to_vec(), vec![0.0; 5]], &h);
+        let after = run(KernelOp::Update { len: 5, optimizer }, cpu, &data);
+        let w = after[1].f32();
+        assert_eq!((w[0], w[1], w[3], w[4]), (1.0, 1.0, 0.75, 1.25), "{optimizer:?}");
+        assert!(w[2].is_nan() && after[2].f32()[2].is_nan(), "{optimizer:?}");
+    }
+}
+
+/// The first gradient has none before it, so nothing is known of its change, whatever the state holds.
+#[test]
+fn adan_starts_without_a_difference() {
+    let len = 19;
+    let (g, before) = (random(1, len), parameter(OptimizerKind::Adan, len));
+    let mut h = hyper(OptimizerKind::Adan);
+    h[11] = 0.0;
     for cpu in runnable() {
-        for len in [3usize, 32, 133] {
-            let (g, w, m) = (random(1, len), random(2, len), random(3, len));
-            let h = sgd_hyper();
-            let data = [&g, &w, &m, &h].map(|x| Data::F32(x.clone()));
-            let after = run(KernelOp::Update { len: len as u64, optimizer: OptimizerKind::Sgd }, cpu, &data);
-            let em = (0..len).map(|i| f64::from(h[0]) * f64::from(m[i]) + f64::from(g[i])).collect::<Vec<_>>();
-            let ew = (0..len).map(|i| f64::from(w[i]) * f64::from(h[7]) - f64::from(h[6]) * em[i]).collect::<Vec<_>>();
-            assert_close("w", after[1].f32(), &ew, 3e-7);
-            assert_close("m", after[2].f32(), &em, 3e-7);
+        let op = KernelOp::Update { len: len as u64, optimizer: OptimizerKind::Adan };
+        let after = run(op, cpu, &operands(&g, &before, &h));
+        for i in 0..len {
+            assert_eq!(after[3].f32()[i].to_bits(), (before[2][i] * h[2]).to_bits(), "the old difference decayed");
+            assert_eq!(after[5].f32()[i], -g[i], "the gradient is kept for the next update");
         }
     }
 }
@@ -65,11 +66,11 @@ fn sgd_is_right_at_every_length() {
 #[test]
 fn nothing_is_contracted_or_reordered() {
     // The formulas in f32, one rounding per operation: the kernel must give these very bits.
-    let len = 1003;
-    let (g, w, m, v, h) = (random(1, len), random(2, len), random(3, len), squares(4, len), adamw_hyper());
-    let data = [&g, &w, &m, &v, &h].map(|x| Data::F32(x.clone()));
+    let (len, optimizer) = (1003, OptimizerKind::AdamW);
+    let (g, h, before) = (random(1, len), hyper(optimizer), parameter(optimizer, len));
+    let [w, m, v] = &before[..] else { unreachable!("AdamW has two states") };
     for cpu in runnable() {
-        let after = run(KernelOp::Update { len: len as u64, optimizer: OptimizerKind::AdamW }, cpu, &data);
+        let after = run(KernelOp::Update { len: len as u64, optimizer }, cpu, &operands(&g, &before, &h));
         for i in 0..len {
             let em = m[i] * h[0] + g[i] * h[1];
             let ev = v[i] * h[2] + g[i] * g[i] * h[3];

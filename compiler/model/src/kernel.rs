@@ -34,7 +34,7 @@ pub enum KernelOp {
     /// targets u32[rows], scale f32[1] is a constant of the kernel (`scale_bits`), logits inout [rows, vocab] -> loss f64[1].
     /// loss = sum over rows of -log softmax(logits)[target] (f64 sum, ascending); logits become (softmax - onehot) * scale.
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
-    /// Unfused update: g [len], then inout w, states…, then hyper f32[8] (read) last. See [`Sink::Update`].
+    /// Unfused update: g [len], then inout w, states…, then hyper f32[16] (read) last. See [`Sink::Update`].
     Update { len: u64, optimizer: OptimizerKind },
 }
 
@@ -85,18 +85,12 @@ pub enum Sink {
     Store,
     /// inout acc += g, K block by K block, ascending
     Add,
-    /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[8], inout w, states… (AdamW: m, v; SGD: m).
-    /// The formulas are at `artifact::program::HYPER_LEN`.
+    /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states….
+    /// Formulas, states and hyper-parameters: [`artifact::optimizer`].
     Update { optimizer: OptimizerKind, accumulated: bool },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum OptimizerKind {
-    /// States m, v. g: m = b1 m + (1-b1) g; v = b2 v + (1-b2) g g; w = w*(1-lr decay) - (lr/(1-b1^t)) * (m / (sqrt(v/(1-b2^t)) + eps)).
-    AdamW,
-    /// State m.
-    Sgd,
-}
+pub use artifact::optimizer::OptimizerKind;
 
 /// Cache and register tiles of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

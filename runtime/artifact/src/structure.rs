@@ -186,10 +186,7 @@ fn places(stage: &Stage, total: u64) -> Check {
 }
 
 fn params(stage: &Stage, optimizer: &Optimizer) -> Check {
-    let states = match optimizer {
-        Optimizer::AdamW { .. } => 2,
-        Optimizer::Sgd { .. } => 1,
-    };
+    let states = optimizer.kind().states().len();
     for p in &stage.params {
         let bytes = p.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d));
         let name = &p.name;

@@ -1,7 +1,7 @@
 //! The toy's kernels, in the compiled kernels' calling convention.
 
 use super::{ROWS, VOCAB, WIDTH};
-use artifact::program::KernelEntry;
+use artifact::program::{HYPER_LEN, KernelEntry};
 use runtime::KernelFn;
 
 pub const EMBED: u32 = 0;
@@ -107,7 +107,7 @@ fn sgd(hyper: &[f32], g: f32, w: &mut f32, m: &mut f32) {
 
 /// dy, x, acc, hyper, inout w, m
 unsafe extern "C-unwind" fn gradient_update(a: *const *mut u8) {
-    let (acc, hyper) = unsafe { (arg::<f32>(a, 2, WIDTH), arg::<f32>(a, 3, 8)) };
+    let (acc, hyper) = unsafe { (arg::<f32>(a, 2, WIDTH), arg::<f32>(a, 3, HYPER_LEN)) };
     let (w, m) = unsafe { (arg::<f32>(a, 4, WIDTH), arg::<f32>(a, 5, WIDTH)) };
     for j in 0..WIDTH {
         let g = acc[j] + unsafe { gradient(a, j) };

@@ -75,7 +75,7 @@ fn stage(toy: Toy, rank: usize) -> (Stage, Memory) {
     let send_f = (!last).then(|| bump.ring(X_BYTES, r.send_f));
     let recv_b = (!last).then(|| bump.ring(X_BYTES, r.recv_b));
     let send_b = (!first).then(|| bump.ring(X_BYTES, r.send_b));
-    let (hyper, version, version_seen) = (bump.one(64), bump.one(8), bump.ring(8, r.stash));
+    let (hyper, version, version_seen) = (bump.one(128), bump.one(8), bump.ring(8, r.stash));
     let mut stash = || bump.ring(X_BYTES, r.stash);
     let mut x = vec![recv_f.unwrap_or_else(&mut stash)];
     (1..layers).for_each(|_| x.push(stash()));
@@ -131,7 +131,7 @@ fn bodies(p: &Parts, tokens: Option<Place>, targets: Option<Place>, loss: Option
 
 /// The weight-gradient call of a variant; none when the toy never has that variant.
 fn gradient(param: &Param, dy: Place, x: Place, hyper: Place, variant: usize) -> Option<Call> {
-    let hyper = Place { offset: hyper.offset + if param.decay { 0 } else { 32 }, bytes: 32, ..hyper };
+    let hyper = Place { offset: hyper.offset + if param.decay { 0 } else { 64 }, bytes: 64, ..hyper };
     let (w, m) = (param.weight, param.state[0]);
     match (variant, param.gradient) {
         (0, Some(acc)) => Some(call(GRADIENT_ADD, [dy, x, acc])),

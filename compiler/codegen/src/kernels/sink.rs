@@ -1,8 +1,8 @@
 //! Where a parameter's gradient goes, shared by every kernel that makes one: stored, added, or used up by a fused update.
 
 use super::text::{Func, identity_map, parallel, tensor};
-use super::update::{states, update_body};
-use model::kernel::Sink;
+use super::update::update_body;
+use model::kernel::{OptimizerKind, Sink};
 
 /// Name of the hyper-parameter operand.
 pub const HYPER: &str = "hyper";
@@ -11,13 +11,13 @@ pub const HYPER: &str = "hyper";
 pub struct SinkOperands {
     sink: Sink,
     shape: Vec<u64>,
-    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w`, `m` (, `v`).
+    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` and the states.
     pub outputs: Vec<&'static str>,
 }
 
 impl SinkOperands {
     /// Declares the sink's operands (in the contract's order, after the kernel's own) for a gradient of `shape`, and loads
-    /// the hyper-parameters `%h0` .. `%h7`. Tensors are `%acc`, `%w`, `%m`, `%v`.
+    /// the hyper-parameters `%h0` …. Tensors are `%acc`, or `%w`, `%m`, ….
     pub fn declare(func: &mut Func, sink: Sink, shape: &[u64]) -> Self {
         let outputs = match sink {
             Sink::Store | Sink::Add => vec!["acc"],
@@ -26,9 +26,9 @@ impl SinkOperands {
                     func.input("acc", shape, "f32");
                 }
                 func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
-                load_hyper(func);
+                load_hyper(func, optimizer);
                 let mut names = vec!["w"];
-                names.extend(states(optimizer));
+                names.extend(optimizer.states());
                 names
             }
         };
@@ -97,18 +97,17 @@ pub fn body(sink: Sink, parts: &[String]) -> String {
         so_far = next;
     }
     match sink {
-        Sink::Update { optimizer, .. } => text + update_body(optimizer),
+        Sink::Update { optimizer, .. } => text + &update_body(optimizer),
         Sink::Store | Sink::Add => text,
     }
 }
 
-/// Loads the hyper-parameters `%h0` .. `%h7` from the operand [`HYPER`].
-pub fn load_hyper(func: &mut Func) {
-    for i in 0..artifact::program::HYPER_LEN {
+/// Loads the hyper-parameters `%h0` … that the optimizer uses from the operand [`HYPER`].
+pub fn load_hyper(func: &mut Func, optimizer: OptimizerKind) {
+    let body = update_body(optimizer);
+    let len = artifact::optimizer::HYPER_LEN;
+    for i in (0..len).filter(|i| body.contains(&format!("%h{i} "))) {
         func.push(&format!("%hyper_at{i} = arith.constant {i} : index"));
-        func.push(&format!(
-            "%h{i} = memref.load %{HYPER}_ref[%hyper_at{i}] : memref<{}xf32>",
-            artifact::program::HYPER_LEN
-        ));
+        func.push(&format!("%h{i} = memref.load %{HYPER}_ref[%hyper_at{i}] : memref<{len}xf32>"));
     }
 }

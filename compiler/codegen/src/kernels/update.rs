@@ -9,46 +9,116 @@ use super::{KernelSource, strategy};
 use model::kernel::{Kernel, KernelOp, OptimizerKind};
 use model::target::CpuClass;
 
-/// Names of the optimizer's states, in operand order.
-pub fn states(optimizer: OptimizerKind) -> &'static [&'static str] {
-    match optimizer {
-        OptimizerKind::AdamW => &["m", "v"],
-        OptimizerKind::Sgd => &["m"],
+/// The update of one element as region text. Reads `%g_el` (the whole gradient), `%w_el`, the states `%m_el` … and the
+/// hyper-parameters `%h0` …; defines `%w_new`, `%m_new` …. Formulas and indices: [`artifact::optimizer`].
+pub fn update_body(optimizer: OptimizerKind) -> String {
+    let step = match optimizer {
+        OptimizerKind::AdamW => [AVERAGE, SQUARE, ROOT, ADAMW].concat(),
+        OptimizerKind::Sgd => SGD.into(),
+        OptimizerKind::Lion => lion(),
+        OptimizerKind::Signum => AVERAGE.to_owned() + &sign("m_new"),
+        OptimizerKind::NAdam => [AVERAGE, SQUARE, ROOT, NADAM].concat(),
+        OptimizerKind::Adan => [AVERAGE, ADAN_MOMENTS, ROOT, ADAN].concat(),
+    };
+    step + match optimizer {
+        OptimizerKind::Adan => KEPT_AFTER,
+        _ => KEPT,
     }
 }
 
-/// The update of one element as region text. Reads `%g_el` (the whole gradient), `%w_el`, `%m_el` (, `%v_el`) and the hyper-parameters
-/// `%h0` .. `%h7` (see `artifact::program::HYPER_LEN`); defines `%w_new`, `%m_new` (, `%v_new`).
-pub fn update_body(optimizer: OptimizerKind) -> &'static str {
-    match optimizer {
-        OptimizerKind::AdamW => {
-            "\
+/// m, a running average of the gradient.
+const AVERAGE: &str = "\
 %m_kept = arith.mulf %m_el, %h0 : f32
 %m_part = arith.mulf %g_el, %h1 : f32
 %m_new = arith.addf %m_kept, %m_part : f32
+";
+/// v, a running average of its square.
+const SQUARE: &str = "\
 %v_kept = arith.mulf %v_el, %h2 : f32
 %g_squared = arith.mulf %g_el, %g_el : f32
 %v_part = arith.mulf %g_squared, %h3 : f32
 %v_new = arith.addf %v_kept, %v_part : f32
+";
+/// What a step is divided by.
+const ROOT: &str = "\
 %v_hat = arith.mulf %v_new, %h4 : f32
 %v_root = math.sqrt %v_hat : f32
 %v_safe = arith.addf %v_root, %h5 : f32
+";
+const ADAMW: &str = "\
 %direction = arith.divf %m_new, %v_safe : f32
 %w_step = arith.mulf %direction, %h6 : f32
-%w_kept = arith.mulf %w_el, %h7 : f32
-%w_new = arith.subf %w_kept, %w_step : f32
-"
-        }
-        OptimizerKind::Sgd => {
-            "\
+";
+const SGD: &str = "\
 %m_kept = arith.mulf %m_el, %h0 : f32
 %m_new = arith.addf %m_kept, %g_el : f32
 %w_step = arith.mulf %m_new, %h6 : f32
+";
+const NADAM: &str = "\
+%along_m = arith.mulf %m_new, %h6 : f32
+%along_g = arith.mulf %g_el, %h8 : f32
+%along = arith.addf %along_m, %along_g : f32
+%w_step = arith.divf %along, %v_safe : f32
+";
+const ADAN_MOMENTS: &str = "\
+%g_change = arith.addf %before_el, %g_el : f32
+%g_diff = arith.mulf %g_change, %h11 : f32
+%before_new = arith.negf %g_el : f32
+%diff_kept = arith.mulf %diff_el, %h2 : f32
+%diff_part = arith.mulf %g_diff, %h3 : f32
+%diff_new = arith.addf %diff_kept, %diff_part : f32
+%g_carried = arith.mulf %g_diff, %h2 : f32
+%g_ahead = arith.addf %g_el, %g_carried : f32
+%g_squared = arith.mulf %g_ahead, %g_ahead : f32
+%v_kept = arith.mulf %v_el, %h9 : f32
+%v_part = arith.mulf %g_squared, %h10 : f32
+%v_new = arith.addf %v_kept, %v_part : f32
+";
+const ADAN: &str = "\
+%along_m = arith.mulf %m_new, %h6 : f32
+%along_diff = arith.mulf %diff_new, %h8 : f32
+%along = arith.addf %along_m, %along_diff : f32
+%w_step = arith.divf %along, %v_safe : f32
+";
+/// The step leaves a weight that has decayed.
+const KEPT: &str = "\
 %w_kept = arith.mulf %w_el, %h7 : f32
 %w_new = arith.subf %w_kept, %w_step : f32
+";
+/// The weight decays after the step.
+const KEPT_AFTER: &str = "\
+%w_moved = arith.subf %w_el, %w_step : f32
+%w_new = arith.mulf %w_moved, %h7 : f32
+";
+
+fn lion() -> String {
+    let ahead = "\
+%ahead_m = arith.mulf %m_el, %h0 : f32
+%ahead_g = arith.mulf %g_el, %h1 : f32
+%ahead = arith.addf %ahead_m, %ahead_g : f32
+";
+    let average = "\
+%m_kept = arith.mulf %m_el, %h2 : f32
+%m_part = arith.mulf %g_el, %h3 : f32
+%m_new = arith.addf %m_kept, %m_part : f32
+";
+    [ahead, &sign("ahead"), average].concat()
+}
+
+/// `%w_step`, the rate times the sign of `%value`: 1, -1, or the value itself where it is a zero or NaN.
+fn sign(value: &str) -> String {
+    format!(
+        "\
+%sign_zero = arith.constant 0.0 : f32
+%sign_one = arith.constant 1.0 : f32
+%sign_minus = arith.constant -1.0 : f32
+%is_over = arith.cmpf ogt, %{value}, %sign_zero : f32
+%is_under = arith.cmpf olt, %{value}, %sign_zero : f32
+%sign_low = arith.select %is_under, %sign_minus, %{value} : f32
+%sign = arith.select %is_over, %sign_one, %sign_low : f32
+%w_step = arith.mulf %sign, %h6 : f32
 "
-        }
-    }
+    )
 }
 
 /// `KernelOp::Update`: g, w, states…, hyper.
@@ -59,12 +129,12 @@ pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
     let mut func = Func::new(&kernel.name);
     let gradient = func.input("g", &shape, "f32");
     let mut updated = vec!["w"];
-    updated.extend(states(optimizer));
+    updated.extend(optimizer.states());
     for name in &updated {
         func.output(name, &shape, "f32");
     }
     func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
-    sink::load_hyper(&mut func);
+    sink::load_hyper(&mut func, optimizer);
     func.push(&elementwise(optimizer, &gradient, &updated, &t));
     for (i, name) in updated.iter().enumerate() {
         func.result(name, &format!("%updated#{i}"));

@@ -1,0 +1,135 @@
+//! Optimizers: their formulas and the vector of hyper-parameters that an update's kernels read.
+//!
+//! Below, g is the update's gradient, t the update counted from 1, w a weight, and every other letter a state that starts at
+//! zero. What an update subtracts is `u`. Weight decay is decoupled and applies to parameters of two or more dimensions only: for
+//! the others `decay` is 0. `sign` of 0 is 0, and of NaN NaN, so that a run that diverged shows it.
+//!
+//! | kind | update | source |
+//! |---|---|---|
+//! | `AdamW` | m = b1 m + (1-b1) g; v = b2 v + (1-b2) g²; u = lr/(1-b1^t) m / (sqrt(v/(1-b2^t)) + eps); w = (1 - lr decay) w - u | Loshchilov and Hutter 2019; `torch.optim.AdamW` |
+//! | `Sgd` | m = momentum m + g; u = lr m; w = (1 - lr decay) w - u | `torch.optim.SGD` without dampening, decay decoupled |
+//! | `Lion` | u = lr sign(b1 m + (1-b1) g); m = b2 m + (1-b2) g; w = (1 - lr decay) w - u | Chen et al. 2023 (arXiv 2302.06675), algorithm 2 |
+//! | `Signum` | m = momentum m + (1-momentum) g; u = lr sign(m); w = (1 - lr decay) w - u | Bernstein et al. 2018 (arXiv 1802.04434), algorithm 2, decay decoupled |
+//! | `NAdam` | m, v as `AdamW`; c_t = b1 (1 - 0.96^(t momentum_decay)/2), C_t = c_1 … c_t; u = lr (c_{t+1}/(1-C_{t+1}) m + (1-c_t)/(1-C_t) g) / (sqrt(v/(1-b2^t)) + eps); w = (1 - lr decay) w - u | Dozat 2016; `torch.optim.NAdam` with decoupled decay |
+//! | `Adan` | e = g - g of the update before (0 at the first); m = b1 m + (1-b1) g; d = b2 d + (1-b2) e; v = b3 v + (1-b3) (g + b2 e)²; u = lr (m/(1-b1^t) + b2 d/(1-b2^t)) / (sqrt(v/(1-b3^t)) + eps); w = (w - u) / (1 + lr decay) | Xie et al. 2022 (arXiv 2208.06677) and the authors' code, its default (proximal) decay |
+//!
+//! b1, b2, b3 decay an average and weigh its newest term by one minus themselves.
+
+use serde::{Deserialize, Serialize};
+
+/// Floats of one hyper-parameter vector: 64 bytes. The kernels of an update read, by index:
+///
+/// | index | value |
+/// |---|---|
+/// | 0, 1 | b1 (`Sgd`, `Signum`: momentum), 1-b1 |
+/// | 2, 3 | b2, 1-b2 |
+/// | 4 | 1/(1-b2^t), what corrects v; `Adan`: 1/(1-b3^t) |
+/// | 5 | eps |
+/// | 6 | step along m (`Lion`, `Signum`: along the sign): lr with what corrects m, e.g. lr/(1-b1^t) |
+/// | 7 | what remains of w: 1 - lr decay, or 1/(1 + lr decay) |
+/// | 8 | step along g (`NAdam`) or along d (`Adan`) |
+/// | 9, 10 | b3, 1-b3 |
+/// | 11 | 0 at the first update, then 1 |
+///
+/// Those that an optimizer does not use are 0.
+pub const HYPER_LEN: usize = 16;
+/// Index of what remains of w, the one entry that differs between parameters with and without decay.
+pub const HYPER_KEPT: usize = 7;
+
+/// An optimizer and its constants.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Optimizer {
+    #[serde(rename = "adamw")]
+    AdamW {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        decay: f64,
+    },
+    Sgd {
+        momentum: f64,
+        decay: f64,
+    },
+    Lion {
+        beta1: f64,
+        beta2: f64,
+        decay: f64,
+    },
+    Signum {
+        momentum: f64,
+        decay: f64,
+    },
+    #[serde(rename = "nadam")]
+    NAdam {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        momentum_decay: f64,
+        decay: f64,
+    },
+    Adan {
+        beta1: f64,
+        beta2: f64,
+        beta3: f64,
+        eps: f64,
+        decay: f64,
+    },
+}
+
+impl Optimizer {
+    pub fn kind(&self) -> OptimizerKind {
+        match self {
+            Optimizer::AdamW { .. } => OptimizerKind::AdamW,
+            Optimizer::Sgd { .. } => OptimizerKind::Sgd,
+            Optimizer::Lion { .. } => OptimizerKind::Lion,
+            Optimizer::Signum { .. } => OptimizerKind::Signum,
+            Optimizer::NAdam { .. } => OptimizerKind::NAdam,
+            Optimizer::Adan { .. } => OptimizerKind::Adan,
+        }
+    }
+}
+
+/// What decides an update's kernels and buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OptimizerKind {
+    AdamW,
+    Sgd,
+    Lion,
+    Signum,
+    NAdam,
+    Adan,
+}
+
+impl OptimizerKind {
+    pub const ALL: [OptimizerKind; 6] = [
+        OptimizerKind::AdamW,
+        OptimizerKind::Sgd,
+        OptimizerKind::Lion,
+        OptimizerKind::Signum,
+        OptimizerKind::NAdam,
+        OptimizerKind::Adan,
+    ];
+
+    /// As in specs and in kernels' names.
+    pub fn name(self) -> &'static str {
+        match self {
+            OptimizerKind::AdamW => "adamw",
+            OptimizerKind::Sgd => "sgd",
+            OptimizerKind::Lion => "lion",
+            OptimizerKind::Signum => "signum",
+            OptimizerKind::NAdam => "nadam",
+            OptimizerKind::Adan => "adan",
+        }
+    }
+
+    /// States beside each weight, in the order of a parameter's buffers and of a kernel's operands; each has the weight's
+    /// shape and is zero at the start. `diff` is d, `before` the negative of the last gradient.
+    pub fn states(self) -> &'static [&'static str] {
+        match self {
+            OptimizerKind::AdamW | OptimizerKind::NAdam => &["m", "v"],
+            OptimizerKind::Sgd | OptimizerKind::Lion | OptimizerKind::Signum => &["m"],
+            OptimizerKind::Adan => &["m", "diff", "v", "before"],
+        }
+    }
+}
