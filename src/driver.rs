@@ -3,6 +3,7 @@
 use crate::cli::SpecArgs;
 use crate::failure::Failure;
 use crate::render::{self, Source};
+use crate::table;
 use artifact::stream::Program;
 use dsl::Set;
 use dsl::diag::Diagnostic;
@@ -70,7 +71,14 @@ pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Ve
         Some(spec) => profile(spec, &args.file)?,
         None => None,
     };
-    let analysed = spec.and_then(|spec| passes(spec, profile.as_deref(), cpu, &mut found));
+    let profile = profile.as_deref();
+    let analysed = match &args.table {
+        None => spec.and_then(|spec| passes(spec, profile, cpu, &mut found)),
+        Some(file) => {
+            let imported = table::accepted(file, args.dialect)?;
+            spec.and_then(|spec| imported.analyse(spec, profile, cpu, &mut found))
+        }
+    };
     Ok((analysed, found))
 }
 
