@@ -117,7 +117,7 @@ fn tables_run() {
     };
     let project = Project::new(&spec(3, "gpipe", 6));
     let gpipe = project.train("spec.pace", 2, &[]).losses;
-    for name in ["zbv.compute", "zbv.comms", "dualpipev.comms", "interleaved-zb.compute"] {
+    for name in ["zbv.compute", "dualpipev.comms"] {
         let table = root(&format!("tests/torch/pytorch-{name}.csv"));
         assert_eq!(project.train("spec.pace", 2, &["--table", &table]).losses, gpipe, "{name}");
     }
