@@ -5,7 +5,7 @@ use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::Source;
 use artifact::bundle::Bundle;
-use artifact::program::{DataShape, LearningRate, Manifest, Optimizer, Proved};
+use artifact::program::{DataShape, LearningRate, Manifest, Proved};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Compiles all kernels and assembles the bundle of a [`manifest`].
@@ -41,7 +41,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             context: model.context.value,
             vocab: model.vocab.value,
         },
-        optimizer: optimizer(spec.optimizer.value),
+        optimizer: driver::optimizer(spec.optimizer.value),
         learning_rate: learning_rate(spec.learning_rate.value),
         boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
         program: analysed.program.clone(),
@@ -53,21 +53,6 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             delay_max: facts.stages.iter().map(|s| s.delay.max).collect(),
             bubble: facts.ranks.iter().map(|r| r.bubble).collect(),
         },
-    }
-}
-
-/// The spec's optimizer as a bundle has it.
-pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
-    use dsl::spec::Optimizer as Spec;
-    match o {
-        Spec::AdamW { beta1, beta2, eps, decay } => Optimizer::AdamW { beta1, beta2, eps, decay },
-        Spec::Sgd { momentum, decay } => Optimizer::Sgd { momentum, decay },
-        Spec::Lion { beta1, beta2, decay } => Optimizer::Lion { beta1, beta2, decay },
-        Spec::Signum { momentum, decay } => Optimizer::Signum { momentum, decay },
-        Spec::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
-            Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay }
-        }
-        Spec::Adan { beta1, beta2, beta3, eps, decay } => Optimizer::Adan { beta1, beta2, beta3, eps, decay },
     }
 }
 

@@ -53,6 +53,12 @@ pub struct SpecArgs {
     /// CPU class to plan and compile for: x86-64-v3 or x86-64-v4 (default: this machine's)
     #[arg(long, value_name = "NAME")]
     pub cpu: Option<String>,
+    /// Take the order of work from this table in PyTorch's CSV format; the file's schedule is not used
+    #[arg(long, value_name = "FILE")]
+    pub table: Option<PathBuf>,
+    /// What `B` means in the table: new, the whole backward pass; old, the input gradient
+    #[arg(long, value_enum, requires = "table")]
+    pub dialect: Option<Dialect>,
 }
 
 impl SpecArgs {
@@ -60,6 +66,7 @@ impl SpecArgs {
     pub fn with_schedule(&self, name: &str) -> SpecArgs {
         let mut args = self.clone();
         args.sets.push(format!("pipeline.schedule={name}"));
+        args.table = None;
         args
     }
 }

@@ -3,6 +3,8 @@
 use crate::cli::SpecArgs;
 use crate::failure::Failure;
 use crate::render::{self, Source};
+use crate::table;
+use artifact::program::Optimizer;
 use artifact::stream::Program;
 use dsl::Set;
 use dsl::diag::Diagnostic;
@@ -70,7 +72,14 @@ pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Ve
         Some(spec) => profile(spec, &args.file)?,
         None => None,
     };
-    let analysed = spec.and_then(|spec| passes(spec, profile.as_deref(), cpu, &mut found));
+    let profile = profile.as_deref();
+    let analysed = match &args.table {
+        None => spec.and_then(|spec| passes(spec, profile, cpu, &mut found)),
+        Some(file) => {
+            let imported = table::accepted(file, args.dialect)?;
+            spec.and_then(|spec| imported.analyse(spec, profile, cpu, &mut found))
+        }
+    };
     Ok((analysed, found))
 }
 
@@ -196,7 +205,7 @@ fn build(
         dims: Dims::new(model, spec.pipeline.microbatch.value),
         partition: layers,
         fuse: spec.pipeline.fuse.value,
-        optimizer: crate::bundle::optimizer(spec.optimizer.value).kind(),
+        optimizer: optimizer(spec.optimizer.value).kind(),
         program,
         cpu,
     };
@@ -229,4 +238,19 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
     refuse_on_error(&found)?;
     let analysed = analysed.expect("a spec without errors is analysed");
     Ok((source, analysed))
+}
+
+/// The spec's optimizer as a bundle has it.
+pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
+    use dsl::spec::Optimizer as Spec;
+    match o {
+        Spec::AdamW { beta1, beta2, eps, decay } => Optimizer::AdamW { beta1, beta2, eps, decay },
+        Spec::Sgd { momentum, decay } => Optimizer::Sgd { momentum, decay },
+        Spec::Lion { beta1, beta2, decay } => Optimizer::Lion { beta1, beta2, decay },
+        Spec::Signum { momentum, decay } => Optimizer::Signum { momentum, decay },
+        Spec::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
+            Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay }
+        }
+        Spec::Adan { beta1, beta2, beta3, eps, decay } => Optimizer::Adan { beta1, beta2, beta3, eps, decay },
+    }
 }

@@ -11,6 +11,7 @@ mod output;
 mod picture;
 mod render;
 mod report;
+mod table;
 
 use clap::Parser;
 use std::process::ExitCode;

@@ -105,6 +105,29 @@ fn a_table_needs_the_memory_of_its_schedule() {
     }
 }
 
+/// A table runs like the schedule that it was exported from, and PyTorch's own tables like GPipe: the same bits. An
+/// asynchronous one has the drift that was proved.
+#[test]
+fn tables_run() {
+    let spec = |ranks: u32, schedule: &str, accumulate: u32| {
+        format!(
+            "model gpt {{ layers = 4, width = 16, heads = 2, context = 8, vocab = 256 }}\nmachine {{ ranks = {ranks} }}\n\
+             pipeline {{ schedule = {schedule}, microbatch = 2, accumulate = {accumulate} }}\noptimizer = sgd {{ lr = 0.1 }}\n"
+        )
+    };
+    let project = Project::new(&spec(3, "gpipe", 6));
+    let gpipe = project.train("spec.pace", 2, &[]).losses;
+    for name in ["zbv.compute", "dualpipev.comms"] {
+        let table = root(&format!("tests/torch/pytorch-{name}.csv"));
+        assert_eq!(project.train("spec.pace", 2, &["--table", &table]).losses, gpipe, "{name}");
+    }
+    let project = Project::new(&spec(2, "async_1f1b", 1));
+    project.output(&["export", "spec.pace", "--csv", "-o", "t.csv"]);
+    let trained = project.train("spec.pace", 5, &["--table", "t.csv"]);
+    assert_eq!(trained.losses, project.train("spec.pace", 5, &[]).losses);
+    assert_eq!(trained.drift_max_seen, 1);
+}
+
 /// Refusals with their cells, side by side with the table.
 #[test]
 fn refused_tables() {

@@ -56,6 +56,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0611
     P0620
     P0621
+    P0622
 ];
 
 /// The page of a code such as `P0101`: what it means, an example, how to fix it.

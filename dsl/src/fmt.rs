@@ -42,7 +42,9 @@ pub fn fmt(text: &str) -> Result<String, Vec<Diagnostic>> {
         }
         out = next;
     }
-    Ok(out)
+    // A key like `model` that begins a line is read as the start of a block: such a text stays as it is.
+    let readable = !crate::parse(&out).1.iter().any(Diagnostic::is_error);
+    Ok(if readable { out } else { text.to_owned() })
 }
 
 /// A clause that can't be understood may hold brackets that don't match: the parser skips them, the layout can't.

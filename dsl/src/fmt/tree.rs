@@ -137,7 +137,7 @@ impl Reader<'_> {
             let separates = kind == Kind::Comma || kind == Kind::Semicolon;
             group.broken |= !gap.is_plain() || (starts_line && group.open == "{");
             group.broken |= starts_line && group.items.is_empty() && item.is_none() && !ends;
-            let begins = item.as_ref().is_none_or(|item| group.is_block() && self.begins(item));
+            let begins = item.as_ref().is_none_or(|item| group.is_block() && self.begins(item, &group.head));
             if ends || separates || begins {
                 if let Some(mut done) = item.take() {
                     done.separated = separates;
@@ -172,9 +172,13 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether the next token begins another item than `item`.
-    fn begins(&self, item: &Item) -> bool {
+    /// Whether the next token begins another item than `item`, in the block of `head`.
+    fn begins(&self, item: &Item, head: &str) -> bool {
         let (token, last) = (self.token(), item.nodes.last());
+        if head == "schedule" && token.starts_line && token.text != "{" {
+            // A clause ends with its line, whatever stands there.
+            return true;
+        }
         let goes_on = token.text == "{" || token.text == "when" || joins(token.kind);
         let awaits = matches!(last, Some(Node::Leaf { kind, .. }) if joins(*kind));
         let closed = matches!(last, Some(Node::Group(group)) if group.open == "{");
@@ -213,11 +217,13 @@ fn joins(kind: Kind) -> bool {
 fn attach(group: &mut Group, gap: Gap) -> Vec<Above> {
     let Gap { beside, above, .. } = gap;
     let Some(text) = beside else { return above };
+    // A file has no opening bracket.
+    let there = !(group.open.is_empty() && group.items.is_empty());
     let place = match group.items.last_mut() {
         Some(item) => &mut item.trailing,
         None => &mut group.opening,
     };
-    if place.is_none() && group.dangling.is_empty() {
+    if there && place.is_none() && group.dangling.is_empty() {
         *place = Some(text);
         return above;
     }

@@ -44,7 +44,29 @@ pub fn check(mut rows: Vec<Vec<Cell>>, found: &mut Vec<Diagnostic>) -> Option<Ta
             return None;
         }
     }
+    descending(&table, found);
     Some(table)
+}
+
+/// Lint for sums of gradients in another order than that of the micro-batches: the first of the table.
+fn descending(table: &Table, found: &mut Vec<Diagnostic>) {
+    for row in &table.rows {
+        let mut last: HashMap<u32, &Cell> = HashMap::new();
+        for cell in row.iter().filter(|cell| matches!(cell.action.verb, Verb::B | Verb::W)) {
+            let before = last.insert(cell.action.stage, cell);
+            let Some(before) = before.filter(|before| before.action.number > cell.action.number) else { continue };
+            let message = format!(
+                "{}: {} after {}: gradients are summed in another order",
+                cell.spot, cell.action, before.action
+            );
+            found.push(
+                Diagnostic::lint("P0622", cell.spot.span.clone(), message)
+                    .and_at(before.spot.span.clone(), format!("{} is at {}", before.action, before.spot))
+                    .help("losses are then equal to those of other schedules up to rounding, not to the bit; run weight gradients in ascending order for that"),
+            );
+            return;
+        }
+    }
 }
 
 fn error(code: &'static str, spot: &Spot, message: impl std::fmt::Display) -> Diagnostic {
