@@ -39,7 +39,7 @@ impl Figures {
         let step = analysed.program.streams.first()?.microbatches.max(1);
         Some(Figures {
             bubble: facts.ranks.iter().map(|r| r.bubble).max_by(f64::total_cmp)?,
-            memory_bytes: analysed.build.as_ref().and_then(|b| b.memory.iter().map(|m| m.total).max()),
+            memory_bytes: analysed.memory().and_then(|memory| memory.iter().map(|m| m.total).max()),
             in_flight_max: facts.ranks.iter().map(|r| r.in_flight_max).max()?,
             drift_max: facts.stages.iter().map(|s| s.drift.max).max()?,
             delay_max: facts.stages.iter().map(|s| s.delay.max).max()?,

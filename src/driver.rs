@@ -4,13 +4,14 @@ use crate::cli::SpecArgs;
 use crate::failure::Failure;
 use crate::render::{self, Source};
 use crate::table;
-use artifact::program::Optimizer;
+use artifact::program::{Memory, Optimizer};
 use artifact::stream::Program;
 use dsl::Set;
 use dsl::diag::Diagnostic;
-use dsl::spec::{Cost, Layer, LayerCosts, Spec};
+use dsl::spec::{At, Cost, Device, Layer, LayerCosts, Limits, Spec};
 use model::build::{Build, Input};
 use model::dims::Dims;
+use model::estimate;
 use model::limits::Bounds;
 use model::profile::Profile;
 use model::target::CpuClass;
@@ -29,12 +30,19 @@ pub struct Analysed {
     pub costs: Costs,
     pub program: Program,
     pub facts: Facts,
-    /// Absent without a model.
+    /// Absent without a model, and for what is analysed only.
     pub build: Option<Build>,
+    /// By rank; for a model or a device that is analysed only.
+    pub estimate: Option<Vec<Memory>>,
     pub cpu: CpuClass,
 }
 
 impl Analysed {
+    /// By rank: planned to the byte, or estimated. Absent without a model.
+    pub fn memory(&self) -> Option<&[Memory]> {
+        self.build.as_ref().map(|b| &b.memory).or(self.estimate.as_ref()).map(Vec::as_slice)
+    }
+
     /// The stages on a rank, ascending.
     pub fn stages_of(&self, rank: usize) -> Vec<usize> {
         let ranks = &self.program.rank_of_stage;
@@ -109,7 +117,7 @@ pub fn analyse_program(
     cpu: CpuClass,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Analysed> {
-    let times = times(&spec, profile, program.rank_of_stage.len()).map_err(|wrong| found.push(*wrong)).ok()?;
+    let times = times(&spec, profile, &program).map_err(|wrong| found.push(*wrong)).ok()?;
     let layers = match &spec.model {
         Some(model) => Some(partition(&spec, model, times.by_layer(), &program, found)?),
         None => None,
@@ -117,11 +125,14 @@ pub fn analyse_program(
     let costs = costs(&spec, &times, layers.as_deref(), program.rank_of_stage.len());
     let (facts, more) = plan::analyse(&program, &Subject::of(&spec), &costs);
     found.extend(more);
-    let build = match (&spec.model, &layers) {
-        (Some(model), Some(layers)) => Some(build(&spec, model, layers, &program, cpu, found)),
-        _ => None,
-    };
-    Some(Analysed { layers, costs, program, facts, build, cpu, spec })
+    let (mut planned, mut estimate) = (None, None);
+    if let (Some(model), Some(layers)) = (&spec.model, &layers) {
+        match estimated(&spec) {
+            Some(shape) => estimate = estimate_memory(&spec, model, shape, layers, &program, &facts, found),
+            None => planned = Some(build(&spec, model, layers, &program, cpu, found)),
+        }
+    }
+    Some(Analysed { layers, costs, program, facts, build: planned, estimate, cpu, spec })
 }
 
 /// The spec's times, its profile read.
@@ -140,14 +151,29 @@ impl SpecTimes {
     }
 }
 
-fn times(spec: &Spec, profile: Option<&str>, stages: usize) -> Result<SpecTimes, Box<Diagnostic>> {
-    let Some(cost) = &spec.machine.cost else { return Ok(SpecTimes::None) };
+/// The model's sizes where the spec is analysed only.
+fn estimated(spec: &Spec) -> Option<estimate::Shape> {
+    let model = spec.model.as_ref().filter(|_| !spec.analysis_only().is_empty())?;
+    Some(estimate::Shape::new(model, spec.pipeline.microbatch.value))
+}
+
+fn estimated_costs(spec: &Spec, shape: &estimate::Shape, program: &Program) -> LayerCosts {
+    estimate::costs(shape, spec.machine.device.as_ref(), estimate::splits(program))
+}
+
+fn times(spec: &Spec, profile: Option<&str>, program: &Program) -> Result<SpecTimes, Box<Diagnostic>> {
+    let Some(cost) = &spec.machine.cost else {
+        return Ok(match estimated(spec) {
+            Some(shape) => SpecTimes::Layers(estimated_costs(spec, &shape, program)),
+            None => SpecTimes::None,
+        });
+    };
     Ok(match &cost.value {
         Cost::Stages(costs) => SpecTimes::Stages(costs.clone()),
         Cost::Layers(costs) => SpecTimes::Layers(costs.clone()),
         Cost::Profile(name) => {
             let blocks = spec.model.as_ref().map(|m| m.layers.value);
-            let read = model::profile::parse(profile.unwrap_or_default(), stages, blocks);
+            let read = model::profile::parse(profile.unwrap_or_default(), program.rank_of_stage.len(), blocks);
             match read.map_err(|e| Box::new(e.diagnostic(name, &cost.span)))? {
                 Profile::Stages(costs) => SpecTimes::Stages(costs),
                 Profile::Layers(costs) => SpecTimes::Layers(costs),
@@ -163,14 +189,17 @@ fn partition(
     program: &Program,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Vec<Layer>>> {
-    let wrong = model::dims::check_sizes(model, &spec.pipeline.microbatch);
-    if !wrong.is_empty() {
-        found.extend(wrong);
-        return None;
+    let estimated = estimated(spec).map(|shape| estimated_costs(spec, &shape, program));
+    if estimated.is_none() {
+        let wrong = model::dims::check_sizes(model, &spec.pipeline.microbatch);
+        if !wrong.is_empty() {
+            found.extend(wrong);
+            return None;
+        }
     }
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
     let stages = program.rank_of_stage.len() as u32;
-    let cut = match times {
+    let cut = match times.or(estimated.as_ref()) {
         Some(costs) => {
             let weight = |layer| costs.of(layer).total_ns();
             model::partition::partition_by(dims.layers, &spec.pipeline.partition, stages, &weight)
@@ -210,9 +239,37 @@ fn build(
         cpu,
     };
     let build = model::build::build(&input);
-    let bounds = Bounds { machine: spec.machine.memory.clone(), require: spec.require.memory.clone() };
-    found.extend(model::limits::check_memory(&input, &build, &bounds, &model.span));
+    found.extend(model::limits::check_memory(&input, &build, &bounds(spec), &model.span));
     build
+}
+
+/// None if the plan is not sound: nothing is known about it then.
+fn estimate_memory(
+    spec: &Spec,
+    model: &dsl::spec::Model,
+    shape: estimate::Shape,
+    layers: &[Vec<Layer>],
+    program: &Program,
+    facts: &Facts,
+    found: &mut Vec<Diagnostic>,
+) -> Option<Vec<Memory>> {
+    let versions: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
+    let states = model::operands::states(optimizer(spec.optimizer.value).kind());
+    let fuse = spec.pipeline.fuse.value;
+    let input = estimate::Input { shape, partition: layers, program, fuse, states, versions: &versions };
+    let memory = (versions.len() == layers.len()).then(|| estimate::memory(&input))?;
+    found.extend(estimate::check_memory(&input, &memory, &bounds(spec), &model.span));
+    Some(memory)
+}
+
+/// The memory of a machine that is not here is its device's, unless the spec leaves less of it.
+fn bounds(spec: &Spec) -> Bounds {
+    let device = |device: &Device| Limits::new(vec![At { value: device.memory_bytes, span: device.span.clone() }]);
+    let machine = spec.machine.memory.clone();
+    Bounds {
+        machine: machine.or_else(|| spec.machine.device.as_ref().and_then(device)),
+        require: spec.require.memory.clone(),
+    }
 }
 
 /// The class named by `--cpu`, else this machine's.
@@ -253,4 +310,20 @@ pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
         }
         Spec::Adan { beta1, beta2, beta3, eps, decay } => Optimizer::Adan { beta1, beta2, beta3, eps, decay },
     }
+}
+
+/// As [`accepted`], for a spec that can become code.
+pub fn compilable(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
+    let (source, analysed) = accepted(args)?;
+    if let Some(refusal) = estimate::refusal(&analysed.spec) {
+        render::print(&source, &[refusal]);
+        return Err(Failure::Refused);
+    }
+    if analysed.build.is_none() {
+        return Err(Failure::Usage(format!(
+            "{} has no `model` block: it can be checked, planned and drawn, but there is nothing to compile",
+            args.file.display()
+        )));
+    }
+    Ok((source, analysed))
 }

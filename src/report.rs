@@ -36,9 +36,10 @@ pub fn text(source: &Source, analysed: &Analysed) -> String {
     );
     out.push('\n');
     ranks_table(&mut out, analysed);
-    if analysed.build.is_some() {
+    if let Some(memory) = analysed.memory() {
         out.push('\n');
-        memory_table(&mut out, analysed);
+        memory_table(&mut out, memory, if analysed.estimate.is_some() { "estimated" } else { analysed.cpu.name() });
+        estimated(&mut out, analysed);
     }
     let _ = writeln!(
         out,
@@ -113,15 +114,22 @@ pub fn layers(list: &[Layer]) -> String {
     parts.join(", ")
 }
 
-fn memory_table(out: &mut String, analysed: &Analysed) {
-    let Some(build) = &analysed.build else { return };
+/// Says of an estimate that it is one, and why.
+fn estimated(out: &mut String, analysed: &Analysed) {
+    if analysed.estimate.is_none() {
+        return;
+    }
+    let keys: Vec<&str> = analysed.spec.analysis_only().iter().map(|key| key.value).collect();
+    let _ = writeln!(out, "\nmemory is estimated, per device: this spec is for analysis only ({})", keys.join(", "));
+}
+
+fn memory_table(out: &mut String, memory: &[Memory], by: &str) {
     let _ = writeln!(
         out,
         "rank      memory (bytes)     weights   optimizer   gradients       stash  activations  communication  workspace  \
-         ({})",
-        analysed.cpu.name()
+         ({by})"
     );
-    for (rank, m) in build.memory.iter().enumerate() {
+    for (rank, m) in memory.iter().enumerate() {
         let _ = writeln!(
             out,
             "{rank:>4}  {:>18}  {:>10}  {:>10}  {:>10}  {:>10}  {:>11}  {:>13}  {:>9}",
@@ -147,6 +155,8 @@ struct Json<'a> {
     period: Option<JsonPeriod>,
     makespan_us: Option<f64>,
     proofs: Vec<JsonProof<'a>>,
+    /// Keys of the spec that can be analysed only; memory is estimated if there are any.
+    analysis_only: Vec<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -214,6 +224,7 @@ pub fn json(source: &Source, diagnostics: &[Diagnostic], analysed: Option<&Analy
         }),
         makespan_us: facts.map(|f| f.makespan_ns as f64 / 1000.0),
         proofs: facts.map_or_else(Vec::new, |f| f.proofs.iter().map(json_proof).collect()),
+        analysis_only: analysed.map_or_else(Vec::new, |a| a.spec.analysis_only().iter().map(|k| k.value).collect()),
     };
     serde_json::to_string_pretty(&report).expect("the report has string keys and finite numbers")
 }
@@ -249,7 +260,7 @@ fn json_ranks(analysed: &Analysed) -> Vec<JsonRank> {
         bubble_makespan: facts.bubble_makespan,
         busy_us: facts.busy_ns as f64 / 1000.0,
         span_us: facts.span_ns as f64 / 1000.0,
-        memory: analysed.build.as_ref().map(|b| b.memory[rank]),
+        memory: analysed.memory().map(|memory| memory[rank]),
     };
     analysed.facts.ranks.iter().enumerate().map(rank).collect()
 }

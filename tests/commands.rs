@@ -190,3 +190,48 @@ fn a_run_of_another_length_than_its_schedule_is_remarked_on() {
     assert!(run(&["--updates", "2"]).contains(text));
     assert!(!run(&[]).contains("lint"));
 }
+
+/// A model and a device that are not here: checked by formula, refused where code would be made.
+#[test]
+fn a_spec_for_analysis_only_is_checked_and_not_compiled() {
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/llama-7b.pace");
+    let spec = std::fs::read_to_string(example).expect("the example is there");
+    let project = Project::new(&spec);
+    let report = |schedule: &str| -> serde_json::Value {
+        let set = format!("pipeline.schedule={schedule}");
+        let (_, stdout, _) = project.outcome(&["check", "spec.pace", "--format", "json", "--set", &set]);
+        serde_json::from_str(&stdout).expect("JSON")
+    };
+    let (fits, too_much) = (report("one_f_one_b"), report("gpipe"));
+    assert_eq!((&fits["ok"], &too_much["ok"]), (&true.into(), &false.into()));
+    assert_eq!(too_much["diagnostics"][0]["code"], "P0411");
+    assert_eq!(fits["analysis_only"], serde_json::json!(["dtype", "mlp", "norm", "position", "bias", "device"]));
+    // All ranks together hold 2 bytes for each of the 6.738 B parameters.
+    let ranks = fits["ranks"].as_array().expect("ranks");
+    let weights: u64 = ranks.iter().map(|r| r["memory"]["weights"].as_u64().expect("bytes")).sum();
+    assert_eq!(weights, 2 * 6_738_415_616);
+    let licence = licence();
+    let run = ["run", "spec.pace", "--updates", "1", "--data", licence.to_str().expect("UTF-8")];
+    for command in [&["compile", "spec.pace", "-o", "b"][..], &run] {
+        let (status, _, stderr) = project.outcome(command);
+        let keys = "`dtype`, `mlp`, `norm`, `position`, `bias`, `device` are for analysis only";
+        assert!(status == Some(1) && stderr.contains("error[P0420]") && stderr.contains(keys), "{stderr}");
+    }
+}
+
+/// A profile is looked for beside the spec, and its faults are told by row and column.
+#[test]
+fn costs_come_from_a_profile() {
+    let project = Project::new(
+        "machine { ranks = 2, cost = profile(\"p.csv\") }\npipeline { schedule = gpipe, accumulate = 1 }\n",
+    );
+    let (status, _, stderr) = project.outcome(&["check", "spec.pace"]);
+    assert!(status == Some(3) && stderr.contains("p.csv"), "{stderr}");
+    std::fs::write(project.path("p.csv"), "stage,f_us,i_us,w_us,hop_us\n0,10,20,30,5\n1,1,2,4,\n").expect("writable");
+    let report: serde_json::Value =
+        serde_json::from_str(&project.output(&["check", "spec.pace", "--format", "json"])).expect("JSON");
+    assert_eq!((&report["makespan_us"], &report["ranks"][1]["busy_us"]), (&77.0.into(), &7.0.into()));
+    std::fs::write(project.path("p.csv"), "stage,f_us,i_us,w_us\n0,10,20,30\n1,1,two,4\n").expect("writable");
+    let (status, _, stderr) = project.outcome(&["check", "spec.pace"]);
+    assert!(status == Some(1) && stderr.contains("p.csv, row 3, column i_us"), "{stderr}");
+}

@@ -42,6 +42,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0410
     P0411
     P0412
+    P0420
     P0421
     // Tables of actions: one code a line.
     P0601

@@ -125,7 +125,27 @@ fn trivia(text: &str) -> &str {
 /// One token; an error only at the end of the text.
 fn token(text: &str) -> IResult<&str, Kind> {
     let unknown = alt((quoted, recognize(take_while1(is_foreign)), recognize(satisfy(|_| true))));
-    alt((value(Kind::Word, word), value(Kind::Number, number), symbol, map(unknown, |_| Kind::Unknown))).parse(text)
+    alt((
+        value(Kind::Word, rate),
+        value(Kind::Word, word),
+        value(Kind::Number, number),
+        symbol,
+        map(unknown, |_| Kind::Unknown),
+    ))
+    .parse(text)
+}
+
+/// `TFLOP/s`, `GB/s`: units with a stroke, as one word. `P/s` stays a quotient.
+fn rate(text: &str) -> IResult<&str, &str> {
+    let prefix = opt(one_of("KMGTP"));
+    let (rest, found) = recognize((prefix, opt(tag("i")), alt((tag("FLOP/s"), tag("B/s"))))).parse(text)?;
+    let goes_on = rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '_');
+    let bare = found == "B/s";
+    if goes_on || bare {
+        Err(nom::Err::Error(nom::error::Error::new(text, nom::error::ErrorKind::Tag)))
+    } else {
+        Ok((rest, found))
+    }
 }
 
 fn word(text: &str) -> IResult<&str, &str> {
@@ -182,6 +202,9 @@ mod tests {
         let expected = [(Number, "0"), (Dots, ".."), (Number, "2"), (Number, "1e-3"), (Number, "128"), (Word, "MiB")];
         assert_eq!(kinds("0..2 1e-3 128MiB")[..6], expected);
         assert_eq!(kinds("5%<=x//c")[..4], [(Number, "5"), (Percent, "%"), (Compare, "<="), (Word, "x")]);
+        assert_eq!(kinds("400 TFLOP/s, GiB/s")[1..4], [(Word, "TFLOP/s"), (Comma, ","), (Word, "GiB/s")]);
+        assert_eq!(kinds("P/s B/s GB/sec")[..3], [(Word, "P"), (Operator, "/"), (Word, "s")]);
+        assert_eq!(kinds("GB/sec")[..2], [(Word, "GB"), (Operator, "/")]);
         assert_eq!(kinds("1.5.2")[..2], [(Number, "1.5"), (Unknown, ".")]);
     }
 

@@ -5,6 +5,7 @@
 
 mod chunks;
 mod cost;
+mod device;
 mod model;
 mod optimizer;
 mod partition;
@@ -14,6 +15,7 @@ mod schedule;
 mod section;
 mod set;
 mod values;
+mod variant;
 
 pub(crate) use schedule::lower;
 pub use set::{Set, with_sets};

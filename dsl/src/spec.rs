@@ -30,9 +30,15 @@ impl Spec {
     pub fn stages(&self) -> u32 {
         self.machine.ranks.value * self.schedule.place.chunks(self.pipeline.chunks.value)
     }
+
+    /// The keys with which this spec can be analysed only, with their places; empty for what can be compiled.
+    pub fn analysis_only(&self) -> Vec<At<&'static str>> {
+        let device = self.machine.device.as_ref().map(|device| At { value: "device", span: device.span.clone() });
+        self.model.iter().flat_map(|model| model.analysis_only.iter().cloned()).chain(device).collect()
+    }
 }
 
-/// `model gpt { … }`: the reference GPT.
+/// `model gpt { … }`: the reference GPT, or a variant of it that is analysed and not run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     pub layers: At<u32>,
@@ -40,8 +46,23 @@ pub struct Model {
     pub heads: At<u32>,
     pub context: At<u32>,
     pub vocab: At<u32>,
+    pub variant: Variant,
+    /// The keys that make it differ from the reference GPT, in the order of [`Variant`].
+    pub analysis_only: Vec<At<&'static str>>,
     pub span: Span,
 }
+
+impl Model {
+    /// The reference GPT of the given layers, width, heads, context and vocabulary.
+    pub fn reference([layers, width, heads, context, vocab]: [At<u32>; 5], span: Span) -> Model {
+        let variant = Variant::reference(width.value, heads.value);
+        Model { layers, width, heads, context, vocab, variant, analysis_only: Vec::new(), span }
+    }
+}
+
+pub use variant::{Attention, Device, Dtype, Mlp, Norm, Position, Recompute, Variant};
+
+mod variant;
 
 /// Bounds in bytes on each rank's memory: one for all ranks, or one for each; never none.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +89,8 @@ impl Limits {
 pub struct Machine {
     /// P.
     pub ranks: At<u32>,
+    /// Hardware that is not here; none: this machine's CPU.
+    pub device: Option<Device>,
     /// Memory of one rank, bytes.
     pub memory: Option<Limits>,
     pub cost: Option<At<Cost>>,

@@ -296,3 +296,41 @@ fn overrides_with_faults() {
     }
     insta::assert_snapshot!(out);
 }
+
+#[test]
+fn variants_and_devices_with_faults() {
+    let text = |model: &str, device: &str| {
+        format!(
+            "model gpt {{ layers = 8, width = 64, heads = 8, context = 32, vocab = 256, {model} }}\n\
+             machine {{ ranks = 4, device = {device} }}\npipeline {{ schedule = gpipe, microbatch = 2, accumulate = 4 }}\n"
+        )
+    };
+    let mut out = String::new();
+    for (model, device) in [
+        ("dtype = fp8", "cpu"),
+        ("dtype = f64, kv_heads = 3", "cpu"),
+        ("kv_heads = 4, tensor_parallel = 8", "cpu"),
+        ("mlp = swiglu { hidden = 100 }, tensor_parallel = 8", "cpu"),
+        ("mlp = swiglu", "cpu"),
+        ("mlp = swiglu { hiden = 4 }", "cpu"),
+        ("mlp = moe { experts = 8 }", "cpu"),
+        ("mlp = 4, norm = rsm, zero = 4, tied = true", "cpu"),
+        ("zero = 1", "cpu"),
+        ("sequence_parallel = on", "cpu"),
+        ("recompute = attention", "cpu"),
+        ("experts = 8", "cuda"),
+        ("norm = rms", "h100 { memory = 80 GB, flops = 400 TFLOPS }"),
+        ("norm = rms", "h100 { memory = 80, flops = 400 GB/s, link = 0 GB/s, latency = 1 B }"),
+        ("norm = rms", "h100"),
+    ] {
+        for found in dsl::load(&text(model, device), &[]).1 {
+            out += &format!(
+                "{model}; {device}\n    {} {}; {}\n",
+                found.code,
+                found.message,
+                found.help.unwrap_or_default()
+            );
+        }
+    }
+    insta::assert_snapshot!(out);
+}

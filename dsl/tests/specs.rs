@@ -2,7 +2,10 @@
 
 use dsl::Set;
 use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Cond, Expr, PhaseKind, Update, Var};
-use dsl::spec::{Cost, Costs, Layer, LayerCosts, LearningRate, Optimizer, Partition, Spec, Times};
+use dsl::spec::{
+    Attention, Cost, Costs, Dtype, Layer, LayerCosts, LearningRate, Mlp, Norm, Optimizer, Partition, Position,
+    Recompute, Spec, Times, Variant,
+};
 
 const DESIGN: &str = "model gpt { layers = 8, width = 256, heads = 8, context = 128, vocab = 256 }
 
@@ -381,4 +384,60 @@ fn a_text_with_overrides_means_the_same() {
         }
     }
     assert_eq!(dsl::with_sets(&bare, &[Set("pipelin.accumulate=2".into()), Set("x".into())]), bare);
+}
+
+const BIG: &str = "model gpt {
+  layers = 8, width = 256, heads = 8, context = 128, vocab = 256
+  dtype = bf16, kv_heads = 4, mlp = swiglu { hidden = 688 }, norm = rms, position = rotary, bias = off, tied = on
+  attention = stored, dropout = on, recompute = full
+  tensor_parallel = 4, sequence_parallel = on, data_parallel = 8, zero = 1
+}
+machine { ranks = 4, device = h100 { memory = 80 GiB, flops = 0.4 PFLOP/s, link = 50 GB/s, latency = 5 us } }
+pipeline { schedule = one_f_one_b, microbatch = 1, accumulate = 8 }
+";
+
+#[test]
+fn models_and_devices_for_analysis_only() {
+    let spec = load(BIG, &[]);
+    let model = spec.model.as_ref().expect("given");
+    let variant = Variant {
+        dtype: Dtype::Bf16,
+        kv_heads: 4,
+        mlp: Mlp::SwiGlu { hidden: 688 },
+        norm: Norm::Rms,
+        position: Position::Rotary,
+        bias: false,
+        tied: true,
+        attention: Attention::Stored,
+        dropout: true,
+        recompute: Recompute::Full,
+        tensor_parallel: 4,
+        sequence_parallel: true,
+        data_parallel: 8,
+        zero: 1,
+    };
+    assert_eq!(model.variant, variant);
+    let device = spec.machine.device.as_ref().expect("given");
+    assert_eq!((device.name.as_str(), device.memory_bytes, device.latency_ns), ("h100", 80 << 30, 5000));
+    assert_eq!((device.flops_per_s, device.link_bytes_per_s), (400_000_000_000_000, 50_000_000_000));
+    let keys = spec.analysis_only();
+    assert_eq!(keys.len(), 15);
+    assert!(keys.iter().all(|key| BIG[key.span.clone()].starts_with(key.value)), "{keys:?}");
+}
+
+#[test]
+fn the_reference_written_out_can_be_run() {
+    let text = "model gpt {
+  layers = 8, width = 256, heads = 8, context = 128, vocab = 256
+  dtype = f32, kv_heads = 8, mlp = gelu { hidden = 1024 }, norm = layer, position = learned, bias = on, tied = off
+  attention = flash, dropout = off, recompute = none
+  tensor_parallel = 1, sequence_parallel = off, data_parallel = 1, zero = 0
+}
+machine { ranks = 4, device = cpu }
+pipeline { schedule = one_f_one_b, microbatch = 1, accumulate = 8 }";
+    let spec = load(text, &[]);
+    assert_eq!(spec.analysis_only(), []);
+    assert_eq!(spec.model.expect("given").variant, Variant::reference(256, 8));
+    let wider = load(text, &["model.mlp=gelu { hidden = 512 }"]);
+    assert_eq!(wider.analysis_only().iter().map(|key| key.value).collect::<Vec<_>>(), ["mlp"]);
 }

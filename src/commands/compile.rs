@@ -13,8 +13,8 @@ pub fn run(args: &Compile) -> Result<(), Failure> {
     if args.target != "cpu" {
         return Err(Failure::Usage(format!("--target {}: only `cpu` is supported so far", args.target)));
     }
-    let (source, analysed) = driver::accepted(&args.spec)?;
-    let build = analysed.build.as_ref().ok_or_else(|| no_model(&args.spec.file))?;
+    let (source, analysed) = driver::compilable(&args.spec)?;
+    let build = analysed.build.as_ref().expect("what can be compiled was built");
     if let Some(level) = args.emit {
         return write_text(&emit(&analysed, build, level)?, args.output.as_deref());
     }
@@ -32,14 +32,6 @@ pub fn run(args: &Compile) -> Result<(), Failure> {
         made.manifest.kernels.len(),
         bytes(code as u64),
         made.manifest.cpu
-    ))
-}
-
-/// Why a spec without a model can't become code.
-pub fn no_model(file: &Path) -> Failure {
-    Failure::Usage(format!(
-        "{} has no `model` block: it can be checked, planned and drawn, but there is nothing to compile",
-        file.display()
     ))
 }
 

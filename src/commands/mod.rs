@@ -48,7 +48,8 @@ fn compile(args: &crate::cli::Compile) -> Result<(), Failure> {
 }
 
 #[cfg(not(feature = "codegen"))]
-fn compile(_: &crate::cli::Compile) -> Result<(), Failure> {
+fn compile(args: &crate::cli::Compile) -> Result<(), Failure> {
+    crate::driver::compilable(&args.spec)?;
     Err(no_codegen())
 }
 

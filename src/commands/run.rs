@@ -46,10 +46,7 @@ fn prepare(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
 
 #[cfg(feature = "codegen")]
 fn compiled(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
-    let (source, analysed) = crate::driver::accepted(&args.spec)?;
-    if analysed.build.is_none() {
-        return Err(super::compile::no_model(&args.spec.file));
-    }
+    let (source, analysed) = crate::driver::compilable(&args.spec)?;
     let manifest = crate::bundle::manifest(&source, &args.spec, &analysed);
     let options = options(args, &manifest)?;
     let inputs = Inputs::read(&manifest, &options).map_err(failure)?;
@@ -57,7 +54,8 @@ fn compiled(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
 }
 
 #[cfg(not(feature = "codegen"))]
-fn compiled(_: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
+fn compiled(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
+    crate::driver::compilable(&args.spec)?;
     Err(super::no_codegen())
 }
 

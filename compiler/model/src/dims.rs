@@ -79,7 +79,7 @@ mod tests {
     fn model(context: u32, width: u32) -> Model {
         let at = |value| At { value, span: 0..0 };
         let (layers, heads, vocab) = (at(2), at(1), at(256));
-        Model { layers, width: at(width), heads, context: at(context), vocab, span: 0..0 }
+        Model::reference([layers, at(width), heads, at(context), vocab], 0..0)
     }
 
     fn check(context: u32, width: u32, microbatch: u32) -> Vec<Diagnostic> {

@@ -13,6 +13,7 @@
 //! | [`layout`] | a rank's arena, by [`arena`] |
 //! | [`kernel_plan`], [`blocking`], [`workspace`] | a kernel's name, tiles and scratch |
 //! | [`build`] | all of it: kernels, stage programs, memory |
+//! | [`estimate`] | models and hardware that are not run: memory and times by formula |
 //! | [`limits`] | memory compared with the spec's bounds |
 //! | [`verify`] | the invariants of the result, checked |
 
@@ -22,6 +23,7 @@ pub mod build;
 pub mod cost;
 pub mod derivative;
 pub mod dims;
+pub mod estimate;
 pub mod fuse;
 pub mod gpt;
 pub mod graph;

@@ -71,7 +71,7 @@ proptest! {
         let at = |value| At { value, span: 0..0 };
         let width = (heads * head_width.min((1 << 17) / heads)).max(1);
         let (layers, width, heads) = (at(layers), at(width), at(heads));
-        let model = Model { layers, width, heads, context: at(context), vocab: at(vocab), span: 0..0 };
+        let model = Model::reference([layers, width, heads, at(context), at(vocab)], 0..0);
         if check_sizes(&model, &at(microbatch)).is_empty() {
             let dims = Dims::new(&model, microbatch);
             let mut program = flush(2, 2, true);
@@ -197,6 +197,9 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     if let Some(At { value: Cost::Profile(name), span }) = &spec.machine.cost {
         let read = model::profile::parse(profile, spec.machine.ranks.value as usize, None);
         return vec![read.expect_err("its example is wrong").diagnostic(name, span)];
+    }
+    if let Some(refusal) = model::estimate::refusal(&spec) {
+        return vec![refusal];
     }
     let model = spec.model.expect("it has a model");
     let wrong = check_sizes(&model, &spec.pipeline.microbatch);

@@ -1,7 +1,7 @@
 //! `model` and `machine`.
 
 use super::section::{Keys, Section};
-use super::{Context, RANKS_MAX, cost};
+use super::{Context, RANKS_MAX, cost, device, variant};
 use crate::ast::Block;
 use crate::diag::Diagnostic;
 use crate::spec::{At, Machine, Model};
@@ -9,15 +9,32 @@ use crate::suggest::nearest;
 
 pub(super) const MODEL: Keys = Keys {
     block: "model",
-    known: &["layers", "width", "heads", "context", "vocab"],
-    later: &["dtype", "tied", "dropout", "kv_heads", "bias", "experts", "tensor_parallel", "zero", "recompute"],
+    known: &[
+        "layers",
+        "width",
+        "heads",
+        "context",
+        "vocab",
+        "dtype",
+        "kv_heads",
+        "mlp",
+        "norm",
+        "position",
+        "bias",
+        "tied",
+        "attention",
+        "dropout",
+        "recompute",
+        "tensor_parallel",
+        "sequence_parallel",
+        "data_parallel",
+        "zero",
+    ],
+    later: &["experts", "context_parallel", "window"],
 };
 
-pub(super) const MACHINE: Keys = Keys {
-    block: "machine",
-    known: &["ranks", "device", "memory", "cost"],
-    later: &["name", "flops", "bandwidth", "link", "cpu", "nodes"],
-};
+pub(super) const MACHINE: Keys =
+    Keys { block: "machine", known: &["ranks", "device", "memory", "cost"], later: &["name", "cpu", "nodes"] };
 
 pub(super) fn model(cx: &mut Context, block: &Block) -> Option<Model> {
     match &block.name {
@@ -47,8 +64,19 @@ pub(super) fn model(cx: &mut Context, block: &Block) -> Option<Model> {
     if let (Some(width), Some(heads)) = (&width, &heads) {
         divides(cx, width, heads);
     }
+    let variant = variant::variant(cx, &section, width.as_ref(), heads.as_ref());
     let span = block.keyword.span.start..block.body.span.end;
-    Some(Model { layers: layers?, width: width?, heads: heads?, context: context?, vocab: vocab?, span })
+    let (variant, analysis_only) = variant?;
+    Some(Model {
+        layers: layers?,
+        width: width?,
+        heads: heads?,
+        context: context?,
+        vocab: vocab?,
+        variant,
+        analysis_only,
+        span,
+    })
 }
 
 /// Every head is equally wide.
@@ -71,13 +99,11 @@ fn divides(cx: &mut Context, width: &At<u32>, heads: &At<u32>) {
 pub(super) fn machine(cx: &mut Context, block: &Block, model: Option<Option<&Model>>, chunks: u32) -> Option<Machine> {
     let section = Section::new(cx, "machine", &block.keyword.span, &block.body, &MACHINE);
     let ranks = section.need(cx, "ranks", "ranks = 4").and_then(|v| cx.count32(v, "ranks", 1..=RANKS_MAX));
-    let device = section.value(cx, "device").map(|v| cx.word(v, "device", &["cpu"], &["cuda", "gpu", "rocm", "metal"]));
+    let device = section.find("device").map(|entry| device::device(cx, entry));
     let memory = section.value(cx, "memory").map(|v| cx.limits(v, "memory", ranks.as_ref()));
     let cost = section.find("cost").map(|entry| cost::cost(cx, entry, ranks.as_ref(), chunks, model));
-    if device == Some(None) {
-        return None;
-    }
-    Some(Machine { ranks: ranks?, memory: given(memory)?, cost: given(cost)? })
+    let device = given(device)?.flatten();
+    Some(Machine { ranks: ranks?, device, memory: given(memory)?, cost: given(cost)? })
 }
 
 /// None if the value was given and is wrong.

@@ -22,6 +22,27 @@ const BYTES: [(&str, u64); 9] = [
 /// In nanoseconds.
 const TIMES: [(&str, u64); 4] = [("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
 
+/// In operations per second.
+const FLOPS: [(&str, u64); 4] = [
+    ("MFLOP/s", 1_000_000),
+    ("GFLOP/s", 1_000_000_000),
+    ("TFLOP/s", 1_000_000_000_000),
+    ("PFLOP/s", 1_000_000_000_000_000),
+];
+
+/// In bytes per second.
+const BANDWIDTHS: [(&str, u64); 6] = [
+    ("MB/s", 1_000_000),
+    ("GB/s", 1_000_000_000),
+    ("TB/s", 1_000_000_000_000),
+    ("MiB/s", 1 << 20),
+    ("GiB/s", 1 << 30),
+    ("TiB/s", 1 << 40),
+];
+
+/// Largest rate: the largest table of operations times a billion stays below 2^128.
+const RATE_MAX: u64 = 1 << 60;
+
 /// Largest memory, bytes: sums of it stay far from overflow.
 const BYTES_MAX: u64 = 1 << 50;
 /// Largest cost, nanoseconds (1000 s): the makespan of the largest plan stays below 2^64.
@@ -33,6 +54,8 @@ enum Dimension {
     Bytes,
     Time,
     Share,
+    Flops,
+    Bandwidth,
 }
 
 /// Dimension and factor of a unit.
@@ -40,7 +63,10 @@ fn unit(name: &str) -> Option<(Dimension, u64)> {
     let among = |units: &[(&str, u64)]| units.iter().find(|(n, _)| *n == name).map(|(_, factor)| *factor);
     let share = (name == "%").then_some((Dimension::Share, 1));
     let bytes = among(&BYTES).map(|f| (Dimension::Bytes, f));
-    share.or(bytes).or_else(|| among(&TIMES).map(|f| (Dimension::Time, f)))
+    let time = || among(&TIMES).map(|f| (Dimension::Time, f));
+    let flops = || among(&FLOPS).map(|f| (Dimension::Flops, f));
+    let bandwidth = || among(&BANDWIDTHS).map(|f| (Dimension::Bandwidth, f));
+    share.or(bytes).or_else(time).or_else(flops).or_else(bandwidth)
 }
 
 impl Context {
@@ -136,6 +162,8 @@ impl Context {
     fn quantity(&mut self, value: &Value, what: &str, wanted: Dimension) -> Option<u128> {
         let (units, expected): (&[(&str, u64)], _) = match wanted {
             Dimension::Bytes => (&BYTES, "a number of bytes, such as `128 MiB`"),
+            Dimension::Flops => (&FLOPS, "a rate of operations, such as `400 TFLOP/s`"),
+            Dimension::Bandwidth => (&BANDWIDTHS, "a rate of bytes, such as `50 GB/s`"),
             _ => (&TIMES, "a time, such as `500 us`"),
         };
         let number = self.number(value, what, expected)?;
@@ -143,7 +171,12 @@ impl Context {
             None if number.value == 0.0 => 1,
             None => {
                 let found = Diagnostic::error("P0206", value.span.clone(), format!("`{what}` needs a unit"));
-                let unit = if wanted == Dimension::Bytes { "MiB" } else { "us" };
+                let unit = match wanted {
+                    Dimension::Bytes => "MiB",
+                    Dimension::Flops => "TFLOP/s",
+                    Dimension::Bandwidth => "GB/s",
+                    _ => "us",
+                };
                 self.report(found.help(format!("`{what}` is {expected}; perhaps `{} {unit}`", number.value)));
                 return None;
             }
@@ -213,6 +246,26 @@ impl Context {
                 None
             }
         }
+    }
+
+    /// Operations per second.
+    pub fn flops_per_s(&mut self, value: &Value, what: &str) -> Option<u64> {
+        let rate = self.quantity(value, what, Dimension::Flops)?;
+        self.rate(value, what, rate)
+    }
+
+    /// Bytes per second.
+    pub fn bytes_per_s(&mut self, value: &Value, what: &str) -> Option<u64> {
+        let rate = self.quantity(value, what, Dimension::Bandwidth)?;
+        self.rate(value, what, rate)
+    }
+
+    fn rate(&mut self, value: &Value, what: &str, rate: u128) -> Option<u64> {
+        let found = u64::try_from(rate).ok().filter(|rate| (1..=RATE_MAX).contains(rate));
+        if found.is_none() {
+            self.out_of_range(value, what, "above 0, and at most 2^60 per second", "check the unit");
+        }
+        found
     }
 
     /// A share: `5 %` or `0.05`.
