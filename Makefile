@@ -20,6 +20,8 @@ build: setup
 demo: build
 	scripts/demo.sh $(RELEASE)
 
+# The same random cases each time: a failure here is the change's. `make sweep` draws new ones.
+test: export PROPTEST_RNG_SEED ?= 20261130
 test: setup
 	scripts/no_llvm.sh
 	$(CARGO) test --workspace --locked
