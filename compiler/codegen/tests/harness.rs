@@ -135,6 +135,7 @@ impl Runnable {
     }
 
     /// Seconds of one call, the smallest of `times`.
+    #[allow(dead_code, reason = "the example `matmul_speed` uses it")]
     pub fn seconds(&self, data: &[Data], times: u32) -> f64 {
         let mut buffers = data.iter().map(|d| Buffer::new(&d.bytes())).collect::<Vec<_>>();
         if self.kernel.scratch_bytes > 0 {
