@@ -11,7 +11,9 @@ use runtime::progress::Progress;
 use runtime::{Inputs, Observer, RunError, RunOptions, StopFlag, Summary};
 
 pub fn run(args: &Run) -> Result<(), Failure> {
-    let (bundle, inputs, options) = prepare(args)?;
+    let (bundle, inputs, mut options) = prepare(args)?;
+    // From here on: while code is generated, Ctrl-C ends the program at once.
+    options.stop = StopFlag::on_ctrl_c().map_err(|e| Failure::Outside(format!("cannot watch for Ctrl-C: {e}")))?;
     let mut observers: Vec<Box<dyn Observer>> = vec![Box::new(Progress::stderr())];
     if let Some(path) = &args.metrics {
         observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
@@ -74,7 +76,6 @@ fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
             return Err(Failure::Usage(text.to_owned()));
         }
     };
-    let stop = StopFlag::on_ctrl_c().map_err(|e| Failure::Outside(format!("cannot watch for Ctrl-C: {e}")))?;
     Ok(RunOptions {
         updates,
         seed: args.seed,
@@ -84,7 +85,7 @@ fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
         eval_sequences_max: None,
         load: args.load.clone(),
         save: args.save.clone(),
-        stop,
+        stop: StopFlag::default(),
     })
 }
 
