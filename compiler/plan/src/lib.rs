@@ -22,7 +22,7 @@ pub mod table;
 pub mod time;
 pub mod versions;
 
-pub use analyse::{Replay, Subject, analyse, replay};
+pub use analyse::{Subject, analyse};
 pub use expand::expand;
 
 /// What a schedule is expanded for.
