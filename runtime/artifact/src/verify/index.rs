@@ -8,8 +8,8 @@
 //! * the period has exactly one instruction for each residue modulo `d`, and
 //! * the prologue has exactly the values of each residue below the period's `q`: `q mod d, …, q - d`.
 //!
-//! `q div d` of a residue is its *lead*: so many of its values come in the prologue. From then on the place of value `m
-//! + d` is that of `m`, one repetition later. A relation between places of two operations (at a fixed distance of their
+//! `q div d` of a residue is its *lead*: so many of its values come in the prologue. From then on the place of value
+//! `m + d` is that of `m`, one repetition later. A relation between places of two operations (at a fixed distance of their
 //! values) is therefore the same for every value from the larger of both leads on, and checking one value of each
 //! residue beyond them proves it for all. The leads of an operation sum up to its instructions in the prologue, so such
 //! a proof takes time linear in the stream.
