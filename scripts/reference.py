@@ -327,10 +327,12 @@ class Optimizer:
     """Optimizers written out from their papers and their authors' code. Decay is decoupled and applies to parameters of
     two or more dimensions. `torch_optimizer` below is PyTorch's own, for the synchronous runs."""
 
-    def __init__(self, spec, params):
-        self.spec, self.params, self.updates = spec, params, 0
+    def __init__(self, spec, params, delay=0.0):
+        self.spec, self.params, self.updates, self.delay = spec, params, 0, delay
         zeros = lambda: {name: torch.zeros_like(p) for name, p in params.items()}
         self.m, self.v, self.d, self.before = zeros(), zeros(), zeros(), None
+        # The last update of each parameter, for error feedback.
+        self.last = zeros()
         # NAdam's product of all momenta so far.
         self.momenta = 1.0
 
@@ -343,6 +345,10 @@ class Optimizer:
         for name, w in self.params.items():
             decay = self.spec["decay"] if w.dim() >= 2 else 0.0
             update = lr * getattr(self, self.spec["kind"])(name, grads[name])
+            if "error_feedback" in self.spec:
+                delay = min(self.delay, self.updates - 1)
+                corrected = update + self.spec["error_feedback"]["lambda"] * delay * (update - self.last[name])
+                self.last[name], update = update, corrected
             if self.spec["kind"] == "adan":
                 w.sub_(update).div_(1 + lr * decay)
             else:

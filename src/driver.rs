@@ -4,6 +4,7 @@ use crate::cli::SpecArgs;
 use crate::failure::Failure;
 use crate::render::{self, Source};
 use crate::table;
+use artifact::optimizer::{CorrectionKind, UpdateRule};
 use artifact::program::{Memory, Optimizer};
 use artifact::stream::Program;
 use dsl::Set;
@@ -234,7 +235,7 @@ fn build(
         dims: Dims::new(model, spec.pipeline.microbatch.value),
         partition: layers,
         fuse: spec.pipeline.fuse.value,
-        optimizer: optimizer(spec.optimizer.value).kind(),
+        rule: rule(spec),
         program,
         cpu,
     };
@@ -254,7 +255,7 @@ fn estimate_memory(
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Memory>> {
     let versions: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
-    let states = model::operands::states(optimizer(spec.optimizer.value).kind());
+    let states = rule(spec).states().len();
     let fuse = spec.pipeline.fuse.value;
     let input = estimate::Input { shape, partition: layers, program, fuse, states, versions: &versions };
     let memory = (versions.len() == layers.len()).then(|| estimate::memory(&input))?;
@@ -295,6 +296,15 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
     refuse_on_error(&found)?;
     let analysed = analysed.expect("a spec without errors is analysed");
     Ok((source, analysed))
+}
+
+/// The rule of the spec's updates.
+pub fn rule(spec: &Spec) -> UpdateRule {
+    use dsl::spec::Correction as Asked;
+    let correction = spec.staleness.correction.as_ref().map(|asked| match asked.value {
+        Asked::ErrorFeedback { .. } => CorrectionKind::ErrorFeedback,
+    });
+    UpdateRule { kind: optimizer(spec.optimizer.value).kind(), correction }
 }
 
 /// The spec's optimizer as a bundle has it.

@@ -30,6 +30,11 @@ impl Golden {
             pipeline["microbatch"], pipeline["accumulate"]
         );
         let _ = writeln!(text, "optimizer = {}", self.optimizer());
+        if let Some(feedback) = self.0["optimizer"].get("error_feedback") {
+            let tau = feedback.get("tau").map_or(String::new(), |tau| format!(", tau = {tau}"));
+            let lambda = &feedback["lambda"];
+            let _ = writeln!(text, "staleness {{ correction = error_feedback {{ lambda = {lambda}{tau} }} }}");
+        }
         text
     }
 
@@ -145,4 +150,24 @@ fn four_micro_batches_an_update_asynchronously() {
 #[test]
 fn sgd_asynchronously() {
     asynchronous("async_sgd");
+}
+
+/// The delay of every stage is proved and uniform; with K = 4 it is mixed, and given.
+#[test]
+fn error_feedback_equals_the_emulator() {
+    for name in ["async_ef", "async_ef_tau"] {
+        let golden = Golden::read(name);
+        let project = Project::new(&golden.spec("async_1f1b", 4));
+        let report = project.output(&["check", "spec.pace", "--format", "json"]);
+        let report: Value = serde_json::from_str(&report).expect("JSON");
+        for rank in report["ranks"].as_array().expect("ranks") {
+            let memory = &rank["memory"];
+            assert_eq!(
+                memory["optimizer"].as_u64(),
+                memory["weights"].as_u64().map(|w| 3 * w),
+                "m, v and the last update"
+            );
+        }
+        golden.compare(&project.train("spec.pace", 20, &[]).losses);
+    }
 }

@@ -36,6 +36,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0312
     P0313
     P0320
+    P0330
     P0399
     // Model and memory: one code a line.
     P0401

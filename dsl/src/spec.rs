@@ -198,6 +198,19 @@ pub struct Staleness {
     pub drift: Option<At<u64>>,
     /// `delay <= n`.
     pub delay: Option<At<u64>>,
+    /// `correction = error_feedback { … }`.
+    pub correction: Option<At<Correction>>,
+}
+
+/// How updates are corrected for their delay.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Correction {
+    /// By lambda times their delay times their change.
+    ErrorFeedback {
+        lambda: f64,
+        /// The delay to correct for, in updates; none: the proved one.
+        tau: Option<f64>,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

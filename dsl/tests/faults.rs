@@ -216,6 +216,30 @@ fn values_out_of_range() {
 }
 
 #[test]
+fn corrections_with_faults() {
+    let mut out = String::new();
+    for value in [
+        "error_feedbak",
+        "dc_asgd { lambda = 0.04 }",
+        "0.5",
+        "feedback { lambda = 1 }",
+        "error_feedback { lambda = 0 }",
+        "error_feedback { lambda = 11, tau = -1 }",
+        "error_feedback { tau = 1 us, kappa = 2 }",
+        "error_feedback(1)",
+    ] {
+        let line = format!("staleness {{ correction = {value} }}");
+        let text = format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, accumulate = 4 }}\n{line}\n");
+        let found = dsl::load(&text, &[]).1;
+        assert!(found.iter().any(|d| d.is_error()), "{line}");
+        for found in found {
+            out += &format!("{value}: {} {}; {}\n", found.code, found.message, found.help.unwrap_or_default());
+        }
+    }
+    insta::assert_snapshot!(out);
+}
+
+#[test]
 fn optimizers_with_faults() {
     let mut out = String::new();
     for line in [

@@ -3,8 +3,8 @@
 use dsl::Set;
 use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Cond, Expr, PhaseKind, Update, Var};
 use dsl::spec::{
-    Attention, Cost, Costs, Dtype, Layer, LayerCosts, LearningRate, Mlp, Norm, Optimizer, Partition, Position,
-    Recompute, Spec, Times, Variant,
+    Attention, Correction, Cost, Costs, Dtype, Layer, LayerCosts, LearningRate, Mlp, Norm, Optimizer, Partition,
+    Position, Recompute, Spec, Times, Variant,
 };
 
 const DESIGN: &str = "model gpt { layers = 8, width = 256, heads = 8, context = 128, vocab = 256 }
@@ -112,6 +112,25 @@ fn stage_costs(spec: &Spec) -> Costs {
         Some(Cost::Stages(costs)) => costs.clone(),
         other => panic!("times of stages, not {other:?}"),
     }
+}
+
+#[test]
+fn corrections() {
+    let correction = |text: &str| load(&small(&format!("staleness {{ {text} }}")), &[]).staleness.correction;
+    assert_eq!(correction("weights = current"), None);
+    for (text, lambda, tau) in [
+        ("error_feedback", 1.0, None),
+        ("error_feedback { }", 1.0, None),
+        ("error_feedback { lambda = 0.5 }", 0.5, None),
+        ("error_feedback { tau = 0.75, lambda = 10 }", 10.0, Some(0.75)),
+    ] {
+        let found = correction(&format!("correction = {text}")).expect("given");
+        assert_eq!(found.value, Correction::ErrorFeedback { lambda, tau }, "{text}");
+    }
+    let set =
+        load(&small("staleness { correction = error_feedback }"), &["staleness.correction=error_feedback { tau = 2 }"]);
+    let corrected = set.staleness.correction.expect("given").value;
+    assert_eq!(corrected, Correction::ErrorFeedback { lambda: 1.0, tau: Some(2.0) });
 }
 
 #[test]

@@ -250,7 +250,9 @@ impl<'a> Worker<'a> {
 
     fn write_hyper(&mut self, local: usize, update: u64) {
         let m = self.shared.manifest;
-        let vectors = hyper::vectors(&m.optimizer, &m.learning_rate, self.updates_before + update);
+        let stage = self.stage(local).stage.index();
+        let feedback = m.correction.as_ref().map_or(0.0, |c| c.factor(stage, update));
+        let vectors = hyper::vectors(&m.optimizer, &m.learning_rate, self.updates_before + update, feedback);
         let place = self.stage(local).io.hyper;
         let out = self.rank.arena.view_mut::<f32>(&place, 0);
         out[..HYPER_LEN].copy_from_slice(&vectors[0]);

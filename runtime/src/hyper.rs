@@ -1,7 +1,7 @@
 //! Hyper-parameters of an update, as its kernels read them: `artifact::optimizer` has formulas and layout.
 //! Computed in f64 and rounded once.
 
-use artifact::optimizer::{HYPER_KEPT, HYPER_LEN, Optimizer};
+use artifact::optimizer::{HYPER_FEEDBACK, HYPER_KEPT, HYPER_LEN, Optimizer};
 use artifact::program::LearningRate;
 
 /// Learning rate of a 0-based update.
@@ -31,10 +31,11 @@ pub fn learning_rate(schedule: &LearningRate, update: u64) -> f64 {
 }
 
 /// The vectors of a 0-based update: for parameters with decay, then without.
-pub fn vectors(optimizer: &Optimizer, schedule: &LearningRate, update: u64) -> [[f32; HYPER_LEN]; 2] {
+/// `feedback`: the factor of error feedback, 0 without.
+pub fn vectors(optimizer: &Optimizer, schedule: &LearningRate, update: u64, feedback: f64) -> [[f32; HYPER_LEN]; 2] {
     let lr = learning_rate(schedule, update);
     let mut vector = [0.0; HYPER_LEN];
-    vector[HYPER_KEPT] = 1.0;
+    (vector[HYPER_KEPT], vector[HYPER_FEEDBACK]) = (1.0, feedback);
     let kept = constants(optimizer, lr, update + 1, &mut vector);
     let without = vector.map(|x| x as f32);
     vector[HYPER_KEPT] = kept;
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn adamw_corrects_the_bias_of_the_first_step() {
         let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
-        let [with, without] = vectors(&optimizer, &LearningRate::Constant { lr: 0.01 }, 0);
+        let [with, without] = vectors(&optimizer, &LearningRate::Constant { lr: 0.01 }, 0, 0.0);
         assert_eq!(with[..6], [0.9, 0.1, 0.95, 0.05, 20.0, 1e-8f64].map(|x| x as f32));
         assert!((with[6] - 0.1).abs() < 1e-6);
         assert_eq!((with[7], without[7]), (0.999, 1.0));
@@ -148,7 +149,7 @@ mod tests {
         let mut product = 1.0;
         for t in 1..=2000 {
             product *= momentum(t);
-            let [h, _] = vectors(&optimizer, &LearningRate::Constant { lr }, t as u64 - 1);
+            let [h, _] = vectors(&optimizer, &LearningRate::Constant { lr }, t as u64 - 1, 0.0);
             let along_m = lr * momentum(t + 1) / (1.0 - product * momentum(t + 1));
             let along_g = lr * (1.0 - momentum(t)) / (1.0 - product);
             assert!((f64::from(h[6]) / along_m - 1.0).abs() < 1e-7, "update {t}");
@@ -159,7 +160,7 @@ mod tests {
     #[test]
     fn adan_knows_of_no_change_at_first_and_decays_after_the_step() {
         let optimizer = Optimizer::Adan { beta1: 0.98, beta2: 0.92, beta3: 0.99, eps: 1e-8, decay: 0.1 };
-        let at = |update| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, update);
+        let at = |update| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, update, 0.0);
         assert_eq!((at(0)[0][11], at(1)[0][11]), (0.0, 1.0));
         assert_eq!((at(0)[0][7], at(0)[1][7]), ((1.0 / 1.05f64) as f32, 1.0));
     }

@@ -5,7 +5,7 @@ use artifact::bundle::{Bundle, BundleError, CHECKSUMS, MANIFEST};
 use artifact::ids::StageId;
 use artifact::program::Image;
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io;
 
@@ -112,6 +112,9 @@ fn contradictions_are_found() {
         message("/manifest/stages/1/params/1/name", "layer.0.w"),
         message("/manifest/program/accumulate", 3),
         message("/manifest/boundary", 0),
+        message("/manifest/correction", json!({"error_feedback": {"lambda": 1, "delay": [1]}})),
+        message("/manifest/correction", json!({"error_feedback": {"lambda": 1, "delay": [1, -1]}})),
+        message("/manifest/correction", json!({"error_feedback": {"lambda": 1, "delay": [1, 0]}})),
         message("/images/1/exports/7/1", 64),
         message("/images/1/exports/7/0", 6),
         message("/images/1/exports/7/0", 77),
@@ -129,6 +132,9 @@ fn contradictions_are_found() {
         "`manifest.json` contradicts itself: two parameters are called `layer.0.w`",
         "`manifest.json` contradicts itself: rank 0 repeats 2 micro-batches for 1 updates of 3",
         "`manifest.json` contradicts itself: the boundary comes every 0 updates",
+        "`manifest.json` contradicts itself: there are 2 stages and 1 delays to correct",
+        "`manifest.json` contradicts itself: a delay to correct is below 0 or not a number",
+        "`manifest.json` contradicts itself: in stage 0, `layer.0.w` has 1 optimizer states instead of 2",
         "`stage-1.image` contradicts itself: kernel 7 starts at byte 64, outside the code",
         "`stage-1.image` contradicts itself: its kernels are not in ascending order",
         "`stage-1.image` contradicts itself: it exports kernel 77, which the manifest doesn't know",

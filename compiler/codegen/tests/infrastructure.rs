@@ -1,19 +1,19 @@
 //! What holds for every kernel: no more memory than planned, nothing from outside, equal bytes, errors with words.
 
 use crate::harness::{Data, Runnable, random, runnable, with_context};
-use crate::optimizers::{hyper, squares};
+use crate::optimizers::{ADAMW, SGD, hyper, squares};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, HYPER_LEN, Image, Place, Stage, StageIo};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
 use codegen::kernels::KernelSource;
 use codegen::{CodegenError, Level, compile, compile_kernels, emit, emit_sched, pipeline};
-use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table};
+use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table};
 use model::kernel_plan::plan_kernel;
 use model::target::CpuClass;
 use proptest::prelude::*;
 
 fn update(len: u64) -> Kernel {
-    plan_kernel(KernelOp::Update { len, optimizer: OptimizerKind::AdamW }, CpuClass::X86V3)
+    plan_kernel(KernelOp::Update { len, rule: ADAMW }, CpuClass::X86V3)
 }
 
 const EMPTY_STRATEGY: &str = "transform.named_sequence @__transform_main(%m: !transform.any_op) { transform.yield }
@@ -178,12 +178,12 @@ fn every_kind(sizes: Sizes, sink: Sink, cpu: CpuClass) -> Vec<Kernel> {
         KernelOp::Attention { sequences, context, width, heads },
         KernelOp::AttentionGrad { sequences, context, width, heads },
         KernelOp::CrossEntropy { rows, vocab, scale_bits: 0.25f32.to_bits() },
-        KernelOp::Update { len: u64::from(width), optimizer: OptimizerKind::Sgd },
+        KernelOp::Update { len: u64::from(width), rule: SGD },
     ];
     ops.map(|op| plan_kernel(op, cpu)).to_vec()
 }
 
-const FUSED: Sink = Sink::Update { optimizer: OptimizerKind::AdamW, accumulated: true };
+const FUSED: Sink = Sink::Update { rule: ADAMW, accumulated: true };
 
 #[test]
 fn every_kind_compiles_for_both_cpu_classes_to_the_same_bytes_each_time() {
@@ -219,9 +219,8 @@ fn cases() -> u32 {
 
 #[test]
 fn cpu_classes_agree_bit_for_bit_on_an_elementwise_kernel() {
-    let data = [random(1, 1001), random(2, 1001), random(3, 1001), squares(4, 1001), hyper(OptimizerKind::AdamW)]
-        .map(Data::F32);
-    let op = || KernelOp::Update { len: 1001, optimizer: OptimizerKind::AdamW };
+    let data = [random(1, 1001), random(2, 1001), random(3, 1001), squares(4, 1001), hyper(ADAMW)].map(Data::F32);
+    let op = || KernelOp::Update { len: 1001, rule: ADAMW };
     let results = runnable().into_iter().map(|cpu| Runnable::new(op(), cpu).call(&data)).collect::<Vec<_>>();
     assert!(results.windows(2).all(|pair| pair[0] == pair[1]));
 }

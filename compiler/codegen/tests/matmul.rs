@@ -2,7 +2,7 @@
 
 use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable};
 use crate::optimizers;
-use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink};
+use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, UpdateRule};
 use model::kernel_plan::plan_kernel;
 use model::target::CpuClass;
 use model::workspace::scratch_bytes;
@@ -158,7 +158,7 @@ fn a_shape_of_the_benchmark_is_right() {
 }
 
 /// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
-fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[OptimizerKind]) {
+fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, rules: &[UpdateRule]) {
     let len = (shape.0 * shape.1) as usize;
     let kernel = |sink| {
         let m = matmul(shape, Form::TN, Epilogue::Gradient(sink));
@@ -176,23 +176,23 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[Optim
     let added = Runnable::of(kernel(Sink::Add), cpu).call(&operands(&[Data::F32(acc.clone())])).remove(2);
     assert_close("added", added.f32(), &with_acc, tolerance(shape.2));
 
-    for &optimizer in optimizers {
-        let hyper = optimizers::hyper(optimizer);
-        let before = optimizers::parameter(optimizer, len);
+    for &rule in rules {
+        let hyper = optimizers::hyper(rule);
+        let before = optimizers::parameter(rule, len);
         let states = before.iter().cloned().map(Data::F32).collect::<Vec<_>>();
         for (accumulated, gradient, exact) in [(false, &stored, &ab), (true, &added, &with_acc)] {
-            let what = format!("{shape:?}, {optimizer:?}, accumulated {accumulated}, {}", cpu.name());
+            let what = format!("{shape:?}, {rule:?}, accumulated {accumulated}, {}", cpu.name());
             let mut more = if accumulated { vec![Data::F32(acc.clone())] } else { Vec::new() };
             more.push(Data::F32(hyper.clone()));
             more.extend(states.clone());
-            let fused = Runnable::of(kernel(Sink::Update { optimizer, accumulated }), cpu).call(&operands(&more));
+            let fused = Runnable::of(kernel(Sink::Update { rule, accumulated }), cpu).call(&operands(&more));
             let fused = &fused[fused.len() - states.len()..];
 
             let mut unfused = vec![gradient.clone()];
             unfused.extend(states.clone());
             unfused.push(Data::F32(hyper.clone()));
-            let unfused = run(KernelOp::Update { len: len as u64, optimizer }, cpu, &unfused);
-            let expected = optimizers::updated(optimizer, &hyper, &before, exact);
+            let unfused = run(KernelOp::Update { len: len as u64, rule }, cpu, &unfused);
+            let expected = optimizers::updated(rule, &hyper, &before, exact);
             for (i, (fused, expected)) in fused.iter().zip(&expected).enumerate() {
                 assert_eq!(bits(fused), bits(&unfused[i + 1]), "{what}: fused and unfused differ in state {i}");
                 // v grows with the square of the gradient, and so does its error.
@@ -205,21 +205,21 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, optimizers: &[Optim
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts() {
     for cpu in runnable() {
-        check_sinks((37, 61, 129), None, cpu, &OptimizerKind::ALL);
+        check_sinks((37, 61, 129), None, cpu, &optimizers::rules());
     }
 }
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts_over_several_blocks_of_k() {
     for cpu in runnable() {
-        check_sinks((130, 70, 300), Some(128), cpu, &[OptimizerKind::AdamW]);
+        check_sinks((130, 70, 300), Some(128), cpu, &[optimizers::ADAMW]);
     }
 }
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts_on_a_single_element() {
     for cpu in runnable() {
-        check_sinks((1, 1, 1), None, cpu, &[OptimizerKind::Sgd]);
+        check_sinks((1, 1, 1), None, cpu, &[optimizers::SGD]);
     }
 }
 

@@ -2,7 +2,18 @@
 
 use crate::harness::random;
 use artifact::optimizer::HYPER_LEN;
-use model::kernel::OptimizerKind;
+use model::kernel::{CorrectionKind, OptimizerKind, UpdateRule};
+
+pub const ADAMW: UpdateRule = UpdateRule::plain(OptimizerKind::AdamW);
+pub const SGD: UpdateRule = UpdateRule::plain(OptimizerKind::Sgd);
+
+/// Every optimizer, and two with error feedback: one that decays before its step and one that does after.
+pub fn rules() -> Vec<UpdateRule> {
+    let plain = OptimizerKind::ALL.map(UpdateRule::plain);
+    let corrected = [OptimizerKind::Sgd, OptimizerKind::Adan]
+        .map(|kind| UpdateRule { kind, correction: Some(CorrectionKind::ErrorFeedback) });
+    plain.into_iter().chain(corrected).collect()
+}
 
 /// A second-moment estimate must not be negative.
 pub fn squares(seed: u64, len: usize) -> Vec<f32> {
@@ -10,13 +21,13 @@ pub fn squares(seed: u64, len: usize) -> Vec<f32> {
 }
 
 /// Hyper-parameters of some update after the first (see `artifact::optimizer::HYPER_LEN`).
-pub fn hyper(optimizer: OptimizerKind) -> Vec<f32> {
+pub fn hyper(rule: UpdateRule) -> Vec<f32> {
     let mut h = [0.0f64; HYPER_LEN];
     let (lr, decay, step) = (1e-3f64, 0.1f64, 3);
     let average = |beta: f64| [beta, 1.0 - beta];
     let corrected = |beta: f64| 1.0 - beta.powi(step);
-    h[7] = 1.0 - lr * decay;
-    match optimizer {
+    (h[7], h[12]) = (1.0 - lr * decay, if rule.correction.is_some() { 1.5 } else { 0.0 });
+    match rule.kind {
         OptimizerKind::AdamW => {
             h[..2].copy_from_slice(&average(0.9));
             h[2..4].copy_from_slice(&average(0.95));
@@ -49,58 +60,71 @@ pub fn hyper(optimizer: OptimizerKind) -> Vec<f32> {
 }
 
 /// A weight and its states.
-pub fn parameter(optimizer: OptimizerKind, len: usize) -> Vec<Vec<f32>> {
-    let states = optimizer.states().iter().zip(12..);
-    let states = states.map(|(name, seed)| if *name == "v" { squares(seed, len) } else { random(seed, len) });
+pub fn parameter(rule: UpdateRule, len: usize) -> Vec<Vec<f32>> {
+    let states = rule.states().into_iter().zip(12..);
+    let states = states.map(|(name, seed)| if name == "v" { squares(seed, len) } else { random(seed, len) });
     [random(11, len)].into_iter().chain(states).collect()
 }
 
 /// The update of one element; `cells`: the weight, then the states.
-pub fn update(optimizer: OptimizerKind, h: &[f64], g: f64, cells: &mut [f64]) {
-    let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
+pub fn update(rule: UpdateRule, h: &[f64], g: f64, cells: &mut [f64]) {
     let (w, states) = cells.split_first_mut().expect("a weight");
-    match (optimizer, states) {
+    let (states, last) = states.split_at_mut(rule.kind.states().len());
+    let step = step(rule.kind, h, g, states);
+    let mut taken = step;
+    if let [last] = last {
+        taken += h[12] * (step - *last);
+        *last = step;
+    }
+    *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { h[7] * *w - taken };
+}
+
+/// What the optimizer subtracts; updates its states.
+fn step(kind: OptimizerKind, h: &[f64], g: f64, states: &mut [f64]) -> f64 {
+    let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
+    match (kind, states) {
         (OptimizerKind::AdamW, [m, v]) => {
             *m = h[0] * *m + h[1] * g;
             *v = h[2] * *v + h[3] * g * g;
-            *w = h[7] * *w - h[6] * *m / ((*v * h[4]).sqrt() + h[5]);
+            h[6] * *m / ((*v * h[4]).sqrt() + h[5])
         }
         (OptimizerKind::Sgd, [m]) => {
             *m = h[0] * *m + g;
-            *w = h[7] * *w - h[6] * *m;
+            h[6] * *m
         }
         (OptimizerKind::Lion, [m]) => {
-            *w = h[7] * *w - h[6] * sign(h[0] * *m + h[1] * g);
+            let ahead = h[0] * *m + h[1] * g;
             *m = h[2] * *m + h[3] * g;
+            h[6] * sign(ahead)
         }
         (OptimizerKind::Signum, [m]) => {
             *m = h[0] * *m + h[1] * g;
-            *w = h[7] * *w - h[6] * sign(*m);
+            h[6] * sign(*m)
         }
         (OptimizerKind::NAdam, [m, v]) => {
             *m = h[0] * *m + h[1] * g;
             *v = h[2] * *v + h[3] * g * g;
-            *w = h[7] * *w - (h[6] * *m + h[8] * g) / ((*v * h[4]).sqrt() + h[5]);
+            (h[6] * *m + h[8] * g) / ((*v * h[4]).sqrt() + h[5])
         }
-        (OptimizerKind::Adan, [m, diff, v, back]) => {
-            let change = (g + *back) * h[11];
+        (OptimizerKind::Adan, [m, diff, v, before]) => {
+            let change = (g + *before) * h[11];
             *m = h[0] * *m + h[1] * g;
             *diff = h[2] * *diff + h[3] * change;
             *v = h[9] * *v + h[10] * (g + h[2] * change).powi(2);
-            *w = (*w - (h[6] * *m + h[8] * *diff) / ((*v * h[4]).sqrt() + h[5])) * h[7];
-            *back = -g;
+            *before = -g;
+            (h[6] * *m + h[8] * *diff) / ((*v * h[4]).sqrt() + h[5])
         }
         (other, _) => panic!("{other:?} has other states"),
     }
 }
 
 /// The weight and the states after an update with `gradient`, in f64.
-pub fn updated(optimizer: OptimizerKind, hyper: &[f32], before: &[Vec<f32>], gradient: &[f64]) -> Vec<Vec<f64>> {
+pub fn updated(rule: UpdateRule, hyper: &[f32], before: &[Vec<f32>], gradient: &[f64]) -> Vec<Vec<f64>> {
     let h: Vec<f64> = hyper.iter().map(|x| f64::from(*x)).collect();
     let mut after = vec![Vec::new(); before.len()];
     for (i, &g) in gradient.iter().enumerate() {
         let mut cells: Vec<f64> = before.iter().map(|b| f64::from(b[i])).collect();
-        update(optimizer, &h, g, &mut cells);
+        update(rule, &h, g, &mut cells);
         after.iter_mut().zip(cells).for_each(|(a, cell)| a.push(cell));
     }
     after

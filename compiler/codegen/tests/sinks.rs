@@ -3,7 +3,7 @@
 
 use crate::harness::{Data, bits, random, run, runnable};
 use crate::optimizers;
-use model::kernel::{KernelOp, OptimizerKind, Sink, Table};
+use model::kernel::{KernelOp, Sink, Table, UpdateRule};
 use model::operands::operands;
 use model::target::CpuClass;
 
@@ -38,33 +38,33 @@ fn call(op: KernelOp, cpu: CpuClass, inputs: &[Data], sink: &[Data]) -> Vec<Data
 }
 
 /// Weight and states at the start, and the hyper-parameters.
-fn parameter(optimizer: OptimizerKind, len: usize) -> (Vec<Data>, Data) {
-    let parameter = optimizers::parameter(optimizer, len).into_iter().map(Data::F32).collect();
-    (parameter, Data::F32(optimizers::hyper(optimizer)))
+fn parameter(rule: UpdateRule, len: usize) -> (Vec<Data>, Data) {
+    let parameter = optimizers::parameter(rule, len).into_iter().map(Data::F32).collect();
+    (parameter, Data::F32(optimizers::hyper(rule)))
 }
 
 fn fused_equals_unfused(gradient: Gradient) {
     let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
     for cpu in runnable() {
-        for optimizer in OptimizerKind::ALL {
+        for rule in optimizers::rules() {
             for accumulated in [false, true] {
-                let (parameter, hyper) = parameter(optimizer, len);
+                let (parameter, hyper) = parameter(rule, len);
                 let first = inputs(gradient, 10);
                 let stored = call(gradient(Sink::Store), cpu, &first, &[Data::unset(len)]);
                 // Unfused: accumulate all, then update.
                 let last = inputs(gradient, 50);
                 let sum = if accumulated { call(gradient(Sink::Add), cpu, &last, &stored) } else { stored.clone() };
-                let update = KernelOp::Update { len: len as u64, optimizer };
+                let update = KernelOp::Update { len: len as u64, rule };
                 let unfused = run(update, cpu, &[&sum[..], &parameter, &[hyper.clone()]].concat());
                 let unfused = &unfused[1..1 + parameter.len()];
                 // Fused into the last.
-                let sink = Sink::Update { optimizer, accumulated };
+                let sink = Sink::Update { rule, accumulated };
                 let accumulator = if accumulated { &stored[..] } else { &[] };
                 let last = if accumulated { &last } else { &first };
                 let fused = call(gradient(sink), cpu, last, &[accumulator, &[hyper], &parameter].concat());
                 let fused = &fused[fused.len() - parameter.len()..];
                 for (i, (f, u)) in fused.iter().zip(unfused).enumerate() {
-                    assert_eq!(bits(f), bits(u), "{optimizer:?}, accumulated {accumulated}, output {i}, {cpu:?}");
+                    assert_eq!(bits(f), bits(u), "{rule:?}, accumulated {accumulated}, output {i}, {cpu:?}");
                     assert_ne!(bits(f), bits(&parameter[i]), "nothing was updated");
                 }
             }

@@ -3,10 +3,10 @@
 use crate::dims::Dims;
 use crate::fuse::{Step, with_sink};
 use crate::graph::Part;
-use crate::kernel::{Kernel, KernelOp, OptimizerKind, Sink};
+use crate::kernel::{Kernel, KernelOp, Sink, UpdateRule};
 use crate::kernel_plan::plan_kernel;
 use crate::layout::{RankLayout, StageInput, StageLayout, layout};
-use crate::operands::{operands, states};
+use crate::operands::operands;
 use crate::stage::StagePlan;
 use crate::target::CpuClass;
 use artifact::ids::{RankId, StageId};
@@ -23,7 +23,7 @@ pub struct Input<'a> {
     pub partition: &'a [Vec<Layer>],
     /// The update runs inside the last weight gradients.
     pub fuse: bool,
-    pub optimizer: OptimizerKind,
+    pub rule: UpdateRule,
     pub program: &'a Program,
     pub cpu: CpuClass,
 }
@@ -99,7 +99,7 @@ fn stage_input<'a>(input: &Input, ids: &[usize], s: usize, plan: &'a StagePlan, 
     StageInput {
         plan,
         rings: input.program.rings[s],
-        states: states(input.optimizer),
+        states: input.rule.states().len(),
         accumulators: !input.fuse || usage.backward.iter().chain(&usage.weight).any(|&a| a != whole),
         before: ids.iter().position(|&other| other + 1 == s),
         after: ids.iter().position(|&other| other == s + 1),
@@ -196,7 +196,7 @@ impl Lower<'_> {
     fn sink(&self, a: Accumulation) -> Sink {
         match a {
             Accumulation { first, last: true } if self.input.fuse => {
-                Sink::Update { optimizer: self.input.optimizer, accumulated: !first }
+                Sink::Update { rule: self.input.rule, accumulated: !first }
             }
             Accumulation { first: true, .. } => Sink::Store,
             Accumulation { .. } => Sink::Add,
@@ -230,7 +230,7 @@ impl Lower<'_> {
     fn updates(&mut self) -> Vec<Call> {
         let layout = self.layout;
         let update = |param: &artifact::program::Param| {
-            let op = KernelOp::Update { len: param.shape.iter().product(), optimizer: self.input.optimizer };
+            let op = KernelOp::Update { len: param.shape.iter().product(), rule: self.input.rule };
             let mut args = vec![param.gradient.expect("an unfused update has accumulators"), param.weight];
             args.extend(&param.state);
             args.push(layout.hyper(param));

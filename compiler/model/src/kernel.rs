@@ -35,7 +35,7 @@ pub enum KernelOp {
     /// loss = sum over rows of -log softmax(logits)[target] (f64 sum, ascending); logits become (softmax - onehot) * scale.
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
     /// Unfused update: g [len], then inout w, states…, then hyper f32[16] (read) last. See [`Sink::Update`].
-    Update { len: u64, optimizer: OptimizerKind },
+    Update { len: u64, rule: UpdateRule },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,10 +87,10 @@ pub enum Sink {
     Add,
     /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states….
     /// Formulas, states and hyper-parameters: [`artifact::optimizer`].
-    Update { optimizer: OptimizerKind, accumulated: bool },
+    Update { rule: UpdateRule, accumulated: bool },
 }
 
-pub use artifact::optimizer::OptimizerKind;
+pub use artifact::optimizer::{CorrectionKind, OptimizerKind, UpdateRule};
 
 /// Cache and register tiles of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

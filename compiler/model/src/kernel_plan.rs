@@ -87,7 +87,7 @@ pub fn name(op: &KernelOp) -> String {
             format!("attention_grad_{sequences}x{context}x{width}_h{heads}")
         }
         KernelOp::CrossEntropy { rows, vocab, scale_bits } => format!("cross_entropy_{rows}x{vocab}_s{scale_bits:08x}"),
-        KernelOp::Update { len, optimizer } => format!("update_{len}_{}", optimizer.name()),
+        KernelOp::Update { len, rule } => format!("update_{len}_{}", rule.name()),
     }
 }
 
@@ -113,8 +113,8 @@ fn sink_name(sink: Sink) -> String {
     match sink {
         Sink::Store => "store".into(),
         Sink::Add => "add".into(),
-        Sink::Update { optimizer, accumulated } => {
-            format!("{}{}", optimizer.name(), if accumulated { "_acc" } else { "" })
+        Sink::Update { rule, accumulated } => {
+            format!("{}{}", rule.name(), if accumulated { "_acc" } else { "" })
         }
     }
 }

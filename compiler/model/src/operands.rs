@@ -1,6 +1,6 @@
 //! Operands of a kernel: how many bytes each has and what is done to it. The table form of the conventions in [`crate::kernel`].
 
-use crate::kernel::{Epilogue, KernelOp, MatMul, OptimizerKind, Sink, Table};
+use crate::kernel::{Epilogue, KernelOp, MatMul, Sink, Table};
 
 /// What a kernel does to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,20 +78,15 @@ pub fn operands(op: &KernelOp) -> Vec<Operand> {
         KernelOp::CrossEntropy { rows, vocab, .. } => {
             list.read(words(&[rows])).update(words(&[rows, vocab])).write(8);
         }
-        KernelOp::Update { len, optimizer } => {
+        KernelOp::Update { len, rule } => {
             list.read(4 * len).update(4 * len);
-            for _ in 0..states(optimizer) {
+            for _ in 0..rule.states().len() {
                 list.update(4 * len);
             }
             list.read(HYPER_BYTES);
         }
     }
     list.0
-}
-
-/// Number of optimizer states beside a weight.
-pub fn states(optimizer: OptimizerKind) -> usize {
-    optimizer.states().len()
 }
 
 /// Bytes of one hyper-parameter vector.
@@ -126,12 +121,12 @@ impl List {
         match sink {
             Sink::Store => _ = self.write(bytes),
             Sink::Add => _ = self.update(bytes),
-            Sink::Update { optimizer, accumulated } => {
+            Sink::Update { rule, accumulated } => {
                 if accumulated {
                     self.read(bytes);
                 }
                 self.read(HYPER_BYTES);
-                for _ in 0..=states(optimizer) {
+                for _ in 0..=rule.states().len() {
                     self.update(bytes);
                 }
             }

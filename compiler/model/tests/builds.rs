@@ -8,7 +8,7 @@ use dsl::spec::{At, Cost, Layer, Limits, Model, Partition};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_sizes};
-use model::kernel::OptimizerKind;
+use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::{Bounds, check_memory};
 use model::partition::partition;
 use model::target::CpuClass;
@@ -24,7 +24,7 @@ fn cut(dims: &Dims, stages: u32) -> Vec<Vec<Layer>> {
 
 fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
     let partition = cut(&dims, program.rank_of_stage.len() as u32);
-    build(&Input { dims, partition: &partition, fuse, optimizer: OptimizerKind::AdamW, program, cpu })
+    build(&Input { dims, partition: &partition, fuse, rule: UpdateRule::plain(OptimizerKind::AdamW), program, cpu })
 }
 
 proptest! {
@@ -81,8 +81,8 @@ proptest! {
             }
             let partition = &cut(&dims, 2);
             prop_assert!(costs(&dims, partition).f_ns.iter().all(|&ns| ns > 0));
-            let (optimizer, program, cpu) = (OptimizerKind::AdamW, &program, CpuClass::X86V3);
-            let input = Input { dims, partition, fuse: false, optimizer, program, cpu };
+            let (rule, program, cpu) = (UpdateRule::plain(OptimizerKind::AdamW), &program, CpuClass::X86V3);
+            let input = Input { dims, partition, fuse: false, rule, program, cpu };
             let built = build(&input);
             let bounds = Bounds { machine: Limits::new(vec![At { value: bound, span: 0..0 }]), require: None };
             let refused = check_memory(&input, &built, &bounds, &(0..0));
@@ -210,8 +210,8 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     let ranks = spec.machine.ranks.value;
     let partition = &partition(&dims, &spec.pipeline.partition, ranks).unwrap();
     let program = &flush(ranks, spec.pipeline.accumulate.value, false);
-    let (fuse, optimizer, cpu) = (spec.pipeline.fuse.value, OptimizerKind::AdamW, CpuClass::X86V4);
-    let input = Input { dims, partition, fuse, optimizer, program, cpu };
+    let (fuse, rule, cpu) = (spec.pipeline.fuse.value, UpdateRule::plain(OptimizerKind::AdamW), CpuClass::X86V4);
+    let input = Input { dims, partition, fuse, rule, program, cpu };
     let bounds = Bounds { machine: spec.machine.memory, require: spec.require.memory };
     check_memory(&input, &build(&input), &bounds, &model.span)
 }

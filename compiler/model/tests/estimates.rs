@@ -8,7 +8,7 @@ use model::build::{self, build};
 use model::cost::LayerWork;
 use model::dims::Dims;
 use model::estimate::{self, Input, Shape, held, memory, parameters_total, saved};
-use model::kernel::OptimizerKind;
+use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::Bounds;
 use model::target::CpuClass;
 use proptest::prelude::*;
@@ -102,8 +102,8 @@ fn estimates_are_what_is_built() {
         [(flush(1, 2, false), 1), (flush(2, 3, false), 2), (flush(3, 1, true), 3), (flush(2, 2, true), 2), (folded, 3)]
     {
         let partition = cut(dims.layers, stages);
-        let (optimizer, cpu) = (OptimizerKind::AdamW, CpuClass::X86V4);
-        let input = build::Input { dims, partition: &partition, fuse: true, optimizer, program: &program, cpu };
+        let (rule, cpu) = (UpdateRule::plain(OptimizerKind::AdamW), CpuClass::X86V4);
+        let input = build::Input { dims, partition: &partition, fuse: true, rule, program: &program, cpu };
         let built = build(&input).memory;
         for (rank, (b, e)) in built.iter().zip(estimated(shape(dims), &partition, &program)).enumerate() {
             let slots = |s: &usize| u64::from(program.rings[*s].stash.max(1));

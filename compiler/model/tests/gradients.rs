@@ -7,7 +7,7 @@ use artifact::stream::Program;
 use dsl::spec::{At, Layer, Partition};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
-use model::kernel::OptimizerKind;
+use model::kernel::{OptimizerKind, UpdateRule};
 use model::partition::partition;
 use model::target::CpuClass;
 use model::verify::verify;
@@ -42,7 +42,8 @@ fn cut(stages: u32) -> Vec<Vec<Layer>> {
 
 fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
     let partition = cut(program.rank_of_stage.len() as u32);
-    let build = build(&Input { dims: DIMS, partition: &partition, fuse, optimizer, program, cpu: CpuClass::X86V4 });
+    let rule = UpdateRule::plain(optimizer);
+    let build = build(&Input { dims: DIMS, partition: &partition, fuse, rule, program, cpu: CpuClass::X86V4 });
     verify(&build).unwrap();
     build
 }

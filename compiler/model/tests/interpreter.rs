@@ -5,7 +5,7 @@
 //! Memory is an [`Arena`] of *cells*, one f64 for every 4 bytes of the real arena: an f32 or u32 element at byte b is cell b/4. An f64 element (the
 //! loss) is in the first of its two cells. So offsets mean what they mean at run time, and values keep f64's precision.
 
-use model::kernel::{Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table};
+use model::kernel::{Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdateRule};
 use model::operands::operands;
 use std::ops::Range;
 
@@ -49,11 +49,11 @@ pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
         KernelOp::CrossEntropy { vocab, scale_bits, .. } => {
             cross_entropy(&mut call, vocab as usize, f32::from_bits(scale_bits).into())
         }
-        KernelOp::Update { optimizer, .. } => {
+        KernelOp::Update { rule, .. } => {
             let gradient = call.read();
-            let states: Vec<Range<usize>> = (0..=optimizer.states().len()).map(|_| call.next()).collect();
+            let states: Vec<Range<usize>> = (0..=rule.states().len()).map(|_| call.next()).collect();
             let hyper = call.read();
-            update(call.arena, optimizer, &gradient, &hyper, &states);
+            update(call.arena, rule, &gradient, &hyper, &states);
         }
     }
     assert!(call.operands.next().is_none(), "{op:?} has operands that were not used");
@@ -88,34 +88,35 @@ impl Call<'_> {
                 let range = self.next();
                 self.arena.cells[range].iter_mut().zip(gradient).for_each(|(acc, g)| *acc += g);
             }
-            Sink::Update { optimizer, accumulated } => {
+            Sink::Update { rule, accumulated } => {
                 let mut whole = gradient;
                 if accumulated {
                     let so_far = self.read();
                     whole.iter_mut().zip(so_far).for_each(|(g, acc)| *g += acc);
                 }
                 let hyper = self.read();
-                let places: Vec<Range<usize>> = (0..=optimizer.states().len()).map(|_| self.next()).collect();
-                update(self.arena, optimizer, &whole, &hyper, &places);
+                let places: Vec<Range<usize>> = (0..=rule.states().len()).map(|_| self.next()).collect();
+                update(self.arena, rule, &whole, &hyper, &places);
             }
         }
     }
 }
 
 /// `places`: the weight, then its states.
-fn update(arena: &mut Arena, optimizer: OptimizerKind, gradient: &[f64], hyper: &[f64], places: &[Range<usize>]) {
+fn update(arena: &mut Arena, rule: UpdateRule, gradient: &[f64], hyper: &[f64], places: &[Range<usize>]) {
     for (i, &g) in gradient.iter().enumerate() {
         let mut values: Vec<f64> = places.iter().map(|p| arena.cells[p.start + i]).collect();
-        updated(optimizer, hyper, g, &mut values);
+        updated(rule, hyper, g, &mut values);
         places.iter().zip(values).for_each(|(p, value)| arena.cells[p.start + i] = value);
     }
 }
 
 /// One element: the weight, then its states.
-fn updated(optimizer: OptimizerKind, h: &[f64], g: f64, values: &mut [f64]) {
+fn updated(rule: UpdateRule, h: &[f64], g: f64, values: &mut [f64]) {
     let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
     let (w, states) = values.split_first_mut().expect("a weight");
-    let step = match (optimizer, states) {
+    let (states, last) = states.split_at_mut(rule.kind.states().len());
+    let step = match (rule.kind, states) {
         (OptimizerKind::AdamW, [m, v]) => {
             (*m, *v) = (*m * h[0] + g * h[1], *v * h[2] + g * g * h[3]);
             *m / ((*v * h[4]).sqrt() + h[5]) * h[6]
@@ -141,12 +142,16 @@ fn updated(optimizer: OptimizerKind, h: &[f64], g: f64, values: &mut [f64]) {
             let change = (g + *back) * h[11];
             (*m, *diff, *back) = (*m * h[0] + g * h[1], *diff * h[2] + change * h[3], -g);
             *v = *v * h[9] + (g + change * h[2]).powi(2) * h[10];
-            *w = (*w - (*m * h[6] + *diff * h[8]) / ((*v * h[4]).sqrt() + h[5])) * h[7];
-            return;
+            (*m * h[6] + *diff * h[8]) / ((*v * h[4]).sqrt() + h[5])
         }
         (other, _) => panic!("{other:?} has other states"),
     };
-    *w = *w * h[7] - step;
+    let mut taken = step;
+    if let [last] = last {
+        taken += h[12] * (step - *last);
+        *last = step;
+    }
+    *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { *w * h[7] - taken };
 }
 
 fn embed(call: &mut Call, context: usize, width: usize) {

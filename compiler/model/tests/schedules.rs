@@ -7,7 +7,7 @@ use artifact::stream::Program;
 use dsl::spec::{At, Partition};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
-use model::kernel::OptimizerKind;
+use model::kernel::{OptimizerKind, UpdateRule};
 use model::partition::partition;
 use model::target::CpuClass;
 use model::verify::verify;
@@ -149,7 +149,8 @@ fn built(dims: &Dims, program: &Program, optimizer: OptimizerKind) -> Build {
 fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool) -> Build {
     let stages = program.rank_of_stage.len() as u32;
     let partition = partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap();
-    let input = Input { dims: *dims, partition: &partition, fuse, optimizer, program, cpu: CpuClass::X86V4 };
+    let rule = UpdateRule::plain(optimizer);
+    let input = Input { dims: *dims, partition: &partition, fuse, rule, program, cpu: CpuClass::X86V4 };
     let build = build(&input);
     verify(&build).unwrap();
     build
@@ -201,6 +202,7 @@ fn a_bundle_of_it_is_well_formed() {
             data: DataShape { microbatch, context, vocab },
             optimizer,
             learning_rate: LearningRate::Constant { lr: 1e-3 },
+            correction: None,
             boundary: None,
             program,
             stages: build.stages,

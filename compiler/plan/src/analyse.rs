@@ -11,7 +11,7 @@ use artifact::stream::{Op, Program, Stream};
 use artifact::verify::verify;
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::Schedule;
-use dsl::spec::{At, Spec};
+use dsl::spec::{At, Correction, Spec};
 
 /// What a plan is held against.
 #[derive(Clone, Debug)]
@@ -24,6 +24,8 @@ pub struct Subject<'a> {
     pub boundary: Option<u64>,
     pub drift: Option<At<u64>>,
     pub delay: Option<At<u64>>,
+    /// Where error feedback for the proved delay was asked for.
+    pub feedback: Option<Span>,
     /// Fraction, 0..1, of every rank.
     pub bubble: Option<At<f64>>,
 }
@@ -31,7 +33,16 @@ pub struct Subject<'a> {
 impl<'a> Subject<'a> {
     /// With no bounds.
     pub fn new(schedule: &'a Schedule, shape: Shape) -> Self {
-        Subject { schedule, shape, accumulate: 0..0, boundary: None, drift: None, delay: None, bubble: None }
+        Subject {
+            schedule,
+            shape,
+            accumulate: 0..0,
+            boundary: None,
+            drift: None,
+            delay: None,
+            feedback: None,
+            bubble: None,
+        }
     }
 
     /// What `spec` asks for.
@@ -43,9 +54,15 @@ impl<'a> Subject<'a> {
             boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
             drift: spec.staleness.drift.clone(),
             delay: spec.staleness.delay.clone(),
+            feedback: feedback(spec),
             bubble: spec.require.bubble.clone(),
         }
     }
+}
+
+fn feedback(spec: &Spec) -> Option<Span> {
+    let correction = spec.staleness.correction.as_ref()?;
+    matches!(correction.value, Correction::ErrorFeedback { tau: None, .. }).then(|| correction.span.clone())
 }
 
 /// Everything found out about a program, for the diagnostics of bounds.
@@ -166,5 +183,5 @@ fn in_flight(stream: &Stream) -> u32 {
 fn stage(versions: &StageVersions) -> StageFacts {
     let (drift, delay): (Staleness, Staleness) = (versions.drift.staleness, versions.delay.staleness);
     // The weights are read as they are: no other version is kept.
-    StageFacts { drift, delay, versions_live: 1 }
+    StageFacts { drift, delay, delay_uniform: versions.delay_uniform, versions_live: 1 }
 }

@@ -26,6 +26,9 @@ pub struct Staleness {
 pub struct StageFacts {
     pub drift: Staleness,
     pub delay: Staleness,
+    /// The delay of all of an update's micro-batches, when they have one: that of the k-th update (from 0) is the smaller of k
+    /// and this.
+    pub delay_uniform: Option<u64>,
     pub versions_live: u32,
 }
 

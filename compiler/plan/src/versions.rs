@@ -38,6 +38,8 @@ pub struct Measure {
 pub struct StageVersions {
     pub drift: Measure,
     pub delay: Measure,
+    /// See [`crate::facts::StageFacts::delay_uniform`].
+    pub delay_uniform: Option<u64>,
 }
 
 /// By stage. With a `boundary`, runs consist of segments of so many updates: only their micro-batches count, and means
@@ -52,7 +54,8 @@ pub fn versions(program: &Program, boundary: Option<u64>) -> Result<Vec<StageVer
         let counter = Counter::new(listing, &index);
         let drift = counter.measure(boundary, |m| counter.version(index.input_gradient.at(m)));
         let delay = counter.measure(boundary, |m| m / u64::from(program.accumulate));
-        Ok(StageVersions { drift, delay })
+        let delay_uniform = counter.uniform(u64::from(program.accumulate), delay.staleness.max);
+        Ok(StageVersions { drift, delay, delay_uniform })
     };
     listings.iter().enumerate().map(of).collect()
 }
@@ -79,6 +82,23 @@ impl<'a> Counter<'a> {
             None => before(&self.prologue),
             Some(n) => self.prologue.len() as u64 + n * self.period.len() as u64 + before(&self.period),
         }
+    }
+
+    /// `most`, the largest delay, if update k consists of micro-batches whose delays are all the smaller of k and it.
+    fn uniform(&self, accumulate: u64, most: u64) -> Option<u64> {
+        let (f, step) = (&self.index.f, self.index.f.step());
+        let as_said = |m: u64, steady: bool| {
+            let update = m / accumulate;
+            let delay = update.saturating_sub(self.version(f.at(m)));
+            // Every later micro-batch of the residue is as the steady one.
+            delay == if steady { most } else { update.min(most) }
+        };
+        let all = (0..step).all(|residue| {
+            // From update `most` on the delay must be all of it, so the steady one is looked for no earlier.
+            let transient = f.lead(residue).max((most * accumulate).div_ceil(step));
+            (0..=transient).all(|turn| as_said(residue + turn * step, turn == transient))
+        });
+        all.then_some(most)
     }
 
     /// Largest and mean of `end(m) - version at F(m)`.

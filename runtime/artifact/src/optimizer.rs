@@ -13,6 +13,9 @@
 //! | `NAdam` | m, v as `AdamW`; c_t = b1 (1 - 0.96^(t momentum_decay)/2), C_t = c_1 … c_t; u = lr (c_{t+1}/(1-C_{t+1}) m + (1-c_t)/(1-C_t) g) / (sqrt(v/(1-b2^t)) + eps); w = (1 - lr decay) w - u | Dozat 2016; `torch.optim.NAdam` with decoupled decay |
 //! | `Adan` | e = g - g of the update before (0 at the first); m = b1 m + (1-b1) g; d = b2 d + (1-b2) e; v = b3 v + (1-b3) (g + b2 e)²; u = lr (m/(1-b1^t) + b2 d/(1-b2^t)) / (sqrt(v/(1-b3^t)) + eps); w = (w - u) / (1 + lr decay) | Xie et al. 2022 (arXiv 2208.06677) and the authors' code, its default (proximal) decay |
 //!
+//! Under error feedback (a step of the optimistic gradient method) what is subtracted is
+//! u + lambda D (u - the update before), D the delay of the update in updates: 0 for the first, for it has none before it.
+//!
 //! b1, b2, b3 decay an average and weigh its newest term by one minus themselves.
 
 use serde::{Deserialize, Serialize};
@@ -30,11 +33,14 @@ use serde::{Deserialize, Serialize};
 /// | 8 | step along g (`NAdam`) or along d (`Adan`) |
 /// | 9, 10 | b3, 1-b3 |
 /// | 11 | 0 at the first update, then 1 |
+/// | 12 | lambda D of error feedback |
 ///
 /// Those that an optimizer does not use are 0.
 pub const HYPER_LEN: usize = 16;
 /// Index of what remains of w, the one entry that differs between parameters with and without decay.
 pub const HYPER_KEPT: usize = 7;
+/// Index of error feedback's factor.
+pub const HYPER_FEEDBACK: usize = 12;
 
 /// An optimizer and its constants.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,6 +136,79 @@ impl OptimizerKind {
             OptimizerKind::AdamW | OptimizerKind::NAdam => &["m", "v"],
             OptimizerKind::Sgd | OptimizerKind::Lion | OptimizerKind::Signum => &["m"],
             OptimizerKind::Adan => &["m", "diff", "v", "before"],
+        }
+    }
+}
+
+/// The whole rule of an update: the optimizer, and how its updates are corrected for their delay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UpdateRule {
+    pub kind: OptimizerKind,
+    pub correction: Option<CorrectionKind>,
+}
+
+impl UpdateRule {
+    pub const fn plain(kind: OptimizerKind) -> Self {
+        UpdateRule { kind, correction: None }
+    }
+
+    /// The optimizer's states, then the correction's.
+    pub fn states(self) -> Vec<&'static str> {
+        let more = self.correction.map_or(&[][..], CorrectionKind::states);
+        self.kind.states().iter().chain(more).copied().collect()
+    }
+
+    /// As in kernels' names.
+    pub fn name(self) -> String {
+        let correction = self.correction.map_or("", CorrectionKind::suffix);
+        format!("{}{correction}", self.kind.name())
+    }
+}
+
+/// A correction for the delay of gradients, with its constants.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Correction {
+    ErrorFeedback {
+        lambda: f64,
+        /// By stage: the delay of its updates in updates, once as many were made; proved, or given by the spec.
+        delay: Vec<f64>,
+    },
+}
+
+impl Correction {
+    pub fn kind(&self) -> CorrectionKind {
+        match self {
+            Correction::ErrorFeedback { .. } => CorrectionKind::ErrorFeedback,
+        }
+    }
+
+    /// [`HYPER_FEEDBACK`] of an update, counted from 0 since the pipeline was last empty.
+    pub fn factor(&self, stage: usize, update: u64) -> f64 {
+        match self {
+            Correction::ErrorFeedback { lambda, delay } => lambda * delay[stage].min(update as f64),
+        }
+    }
+}
+
+/// What a correction adds to an update's kernels and buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CorrectionKind {
+    ErrorFeedback,
+}
+
+impl CorrectionKind {
+    /// Buffers beside the optimizer's states, as [`OptimizerKind::states`]. `last` is the u of the update before.
+    pub fn states(self) -> &'static [&'static str] {
+        match self {
+            CorrectionKind::ErrorFeedback => &["last"],
+        }
+    }
+
+    /// At the end of kernels' names.
+    pub fn suffix(self) -> &'static str {
+        match self {
+            CorrectionKind::ErrorFeedback => "_ef",
         }
     }
 }

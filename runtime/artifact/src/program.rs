@@ -1,7 +1,7 @@
 //! What a compiled stage does when its rank meets an instruction: kernel calls over places in the rank's arena.
 
 use crate::ids::{RankId, StageId};
-pub use crate::optimizer::{HYPER_LEN, Optimizer};
+pub use crate::optimizer::{Correction, HYPER_LEN, Optimizer, UpdateRule};
 use crate::stream::{Program, RingSizes};
 use serde::{Deserialize, Serialize};
 
@@ -70,7 +70,7 @@ pub struct Param {
     /// Whether weight decay applies (parameters of two or more dimensions).
     pub decay: bool,
     pub weight: Place,
-    /// Optimizer state, see [`crate::optimizer::OptimizerKind::states`]; zero at the start.
+    /// Optimizer state, see [`UpdateRule::states`]; zero at the start.
     pub state: Vec<Place>,
     /// Gradient accumulator; none when accumulate = 1 and the update is fused.
     pub gradient: Option<Place>,
@@ -209,6 +209,8 @@ pub struct Manifest {
     pub data: DataShape,
     pub optimizer: Optimizer,
     pub learning_rate: LearningRate,
+    /// How updates are corrected for their delay, if at all.
+    pub correction: Option<Correction>,
     /// Drain and refill every this many updates (`pipeline.boundary`); none: only at the end.
     pub boundary: Option<u64>,
     pub program: Program,
@@ -217,6 +219,13 @@ pub struct Manifest {
     pub memory: Vec<Memory>,
     pub kernels: Vec<KernelEntry>,
     pub proved: Proved,
+}
+
+impl Manifest {
+    /// The rule of this run's updates.
+    pub fn rule(&self) -> UpdateRule {
+        UpdateRule { kind: self.optimizer.kind(), correction: self.correction.as_ref().map(Correction::kind) }
+    }
 }
 
 /// Position-independent machine code of one stage and where its kernels start.

@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! 1. *Counts agree*: one stage, ring set, image, proved drift and proved delay for each stage; one stream, memory map and
-//!    proved bubble for each rank; stage `i` is listed at `i`, on the rank that the program says.
+//! 1. *Counts agree*: one stage, ring set, image, proved drift, proved delay and delay to correct (if any is) for each
+//!    stage; one stream, memory map and proved bubble for each rank; stage `i` is listed at `i`, on the rank that the program says.
 //! 2. *Streams*: each repetition makes at least one update and `accumulate` micro-batches for each; an instruction's stage
 //!    lives on the stream's rank.
 //! 3. *Places*: 64-byte aligned, inside the arena of the rank, slots of a ring apart.
@@ -18,7 +18,7 @@
 
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
-use crate::program::{Bodies, Call, HYPER_LEN, Manifest, Optimizer, Place, Stage};
+use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Place, Stage};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -72,7 +72,7 @@ pub fn manifest(m: &Manifest) -> Check {
         let total = m.memory[stage.rank.index()].total;
         let name = |what: String| format!("in stage {}, {what}", stage.stage);
         places(stage, total).map_err(name)?;
-        params(stage, &m.optimizer).map_err(name)?;
+        params(stage, m.rule().states().len()).map_err(name)?;
         io(m, stage).map_err(name)?;
         for call in calls(&stage.bodies) {
             arguments(m, call).map_err(name)?;
@@ -134,6 +134,18 @@ fn settings(m: &Manifest) -> Check {
     ensure!(d.microbatch > 0 && d.context > 0 && d.vocab > 0, "the data's shape has a zero");
     ensure!(m.boundary != Some(0), "the boundary comes every 0 updates");
     ensure!(m.proved.bubble.iter().all(|b| b.is_finite()), "a proved bubble is not a number");
+    m.correction.as_ref().map_or(Ok(()), |c| correction(c, m.stages.len()))
+}
+
+fn correction(correction: &Correction, stages: usize) -> Check {
+    let fits = |x: f64| x.is_finite() && x >= 0.0;
+    match correction {
+        Correction::ErrorFeedback { lambda, delay } => {
+            ensure!(fits(*lambda), "error feedback's lambda is {lambda}");
+            ensure!(delay.len() == stages, "there are {stages} stages and {} delays to correct", delay.len());
+            ensure!(delay.iter().all(|&d| fits(d)), "a delay to correct is below 0 or not a number");
+        }
+    }
     Ok(())
 }
 
@@ -185,8 +197,7 @@ fn places(stage: &Stage, total: u64) -> Check {
     Ok(())
 }
 
-fn params(stage: &Stage, optimizer: &Optimizer) -> Check {
-    let states = optimizer.kind().states().len();
+fn params(stage: &Stage, states: usize) -> Check {
     for p in &stage.params {
         let bytes = p.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d));
         let name = &p.name;

@@ -39,6 +39,7 @@ pub fn manifest(toy: Toy) -> Manifest {
         data: DataShape { microbatch: MICROBATCH as u32, context: CONTEXT as u32, vocab: VOCAB },
         optimizer: Optimizer::Sgd { momentum: MOMENTUM, decay: DECAY },
         learning_rate: RATE,
+        correction: None,
         boundary: toy.boundary,
         program: Program {
             streams: (0..toy.ranks).map(|rank| stream(toy, rank)).collect(),

@@ -17,7 +17,7 @@ mod call;
 mod harness;
 
 use harness::{Data, Runnable, random};
-use model::kernel::{Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink};
+use model::kernel::{Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, UpdateRule};
 use model::operands::operands;
 use model::target::CpuClass;
 
@@ -64,10 +64,10 @@ fn weight_gradients(m: u32, n: u32, k: u32, cpu: CpuClass) {
     let gradient = |sink| MatMul { m, n, k, form: Form::TN, epilogue: Epilogue::Gradient(sink) };
     let stored = report(&gradient(Sink::Store), cpu, None);
     let added = report(&gradient(Sink::Add), cpu, None);
-    for optimizer in OptimizerKind::ALL {
-        let update = seconds(KernelOp::Update { len: u64::from(m * n), optimizer }, cpu).0;
-        report(&gradient(Sink::Update { optimizer, accumulated: false }), cpu, Some(stored + update));
-        report(&gradient(Sink::Update { optimizer, accumulated: true }), cpu, Some(added + update));
+    for rule in OptimizerKind::ALL.map(UpdateRule::plain) {
+        let update = seconds(KernelOp::Update { len: u64::from(m * n), rule }, cpu).0;
+        report(&gradient(Sink::Update { rule, accumulated: false }), cpu, Some(stored + update));
+        report(&gradient(Sink::Update { rule, accumulated: true }), cpu, Some(added + update));
     }
 }
 

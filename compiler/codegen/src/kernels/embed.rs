@@ -104,7 +104,7 @@ fn token_lists(rows: u64, vocab: u64) -> String {
         "%zero = arith.constant 0 : index\n\
          %one = arith.constant 1 : index\n\
          %rows = arith.constant {rows} : index\n\
-         %last = arith.constant {last} : index\n\
+         %final_index = arith.constant {last} : index\n\
          %vocab = arith.constant {vocab} : index\n\
          %none = arith.constant -1 : i32\n\
          %heads_empty = tensor.empty() : {per_token}\n\
@@ -114,7 +114,7 @@ fn token_lists(rows: u64, vocab: u64) -> String {
          scf.yield %heads_with : {per_token}\n}}\n\
          %heads, %nexts = scf.for %back = %zero to %rows step %one \
          iter_args(%heads_so_far = %heads_start, %nexts_so_far = %nexts_empty) -> ({per_token}, {per_row}) {{\n\
-         %at = arith.subi %last, %back : index\n\
+         %at = arith.subi %final_index, %back : index\n\
          %token = tensor.extract %tokens[%at] : {per_row}\n\
          %entry = arith.index_castui %token : i32 to index\n\
          %after = tensor.extract %heads_so_far[%entry] : {per_token}\n\

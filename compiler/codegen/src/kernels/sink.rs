@@ -2,7 +2,7 @@
 
 use super::text::{Func, identity_map, parallel, tensor};
 use super::update::update_body;
-use model::kernel::{OptimizerKind, Sink};
+use model::kernel::{Sink, UpdateRule};
 
 /// Name of the hyper-parameter operand.
 pub const HYPER: &str = "hyper";
@@ -21,14 +21,14 @@ impl SinkOperands {
     pub fn declare(func: &mut Func, sink: Sink, shape: &[u64]) -> Self {
         let outputs = match sink {
             Sink::Store | Sink::Add => vec!["acc"],
-            Sink::Update { optimizer, accumulated } => {
+            Sink::Update { rule, accumulated } => {
                 if accumulated {
                     func.input("acc", shape, "f32");
                 }
                 func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
-                load_hyper(func, optimizer);
+                load_hyper(func, rule);
                 let mut names = vec!["w"];
-                names.extend(optimizer.states());
+                names.extend(rule.states());
                 names
             }
         };
@@ -97,14 +97,14 @@ pub fn body(sink: Sink, parts: &[String]) -> String {
         so_far = next;
     }
     match sink {
-        Sink::Update { optimizer, .. } => text + &update_body(optimizer),
+        Sink::Update { rule, .. } => text + &update_body(rule),
         Sink::Store | Sink::Add => text,
     }
 }
 
-/// Loads the hyper-parameters `%h0` … that the optimizer uses from the operand [`HYPER`].
-pub fn load_hyper(func: &mut Func, optimizer: OptimizerKind) {
-    let body = update_body(optimizer);
+/// Loads the hyper-parameters `%h0` … that the rule uses from the operand [`HYPER`].
+pub fn load_hyper(func: &mut Func, rule: UpdateRule) {
+    let body = update_body(rule);
     let len = artifact::optimizer::HYPER_LEN;
     for i in (0..len).filter(|i| body.contains(&format!("%h{i} "))) {
         func.push(&format!("%hyper_at{i} = arith.constant {i} : index"));

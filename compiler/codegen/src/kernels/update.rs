@@ -6,13 +6,13 @@
 use super::sink::{self, HYPER};
 use super::text::{Func, identity_map, parallel, tensor};
 use super::{KernelSource, strategy};
-use model::kernel::{Kernel, KernelOp, OptimizerKind};
+use model::kernel::{CorrectionKind, Kernel, KernelOp, OptimizerKind, UpdateRule};
 use model::target::CpuClass;
 
 /// The update of one element as region text. Reads `%g_el` (the whole gradient), `%w_el`, the states `%m_el` … and the
 /// hyper-parameters `%h0` …; defines `%w_new`, `%m_new` …. Formulas and indices: [`artifact::optimizer`].
-pub fn update_body(optimizer: OptimizerKind) -> String {
-    let step = match optimizer {
+pub fn update_body(rule: UpdateRule) -> String {
+    let mut step = match rule.kind {
         OptimizerKind::AdamW => [AVERAGE, SQUARE, ROOT, ADAMW].concat(),
         OptimizerKind::Sgd => SGD.into(),
         OptimizerKind::Lion => lion(),
@@ -20,7 +20,10 @@ pub fn update_body(optimizer: OptimizerKind) -> String {
         OptimizerKind::NAdam => [AVERAGE, SQUARE, ROOT, NADAM].concat(),
         OptimizerKind::Adan => [AVERAGE, ADAN_MOMENTS, ROOT, ADAN].concat(),
     };
-    step + match optimizer {
+    if rule.correction == Some(CorrectionKind::ErrorFeedback) {
+        step = step.replace("%w_step", "%last_new") + FEEDBACK;
+    }
+    step + match rule.kind {
         OptimizerKind::Adan => KEPT_AFTER,
         _ => KEPT,
     }
@@ -80,6 +83,12 @@ const ADAN: &str = "\
 %along = arith.addf %along_m, %along_diff : f32
 %w_step = arith.divf %along, %v_safe : f32
 ";
+/// The step, corrected by its difference to the one before.
+const FEEDBACK: &str = "\
+%step_change = arith.subf %last_new, %last_el : f32
+%step_more = arith.mulf %step_change, %h12 : f32
+%w_step = arith.addf %last_new, %step_more : f32
+";
 /// The step leaves a weight that has decayed.
 const KEPT: &str = "\
 %w_kept = arith.mulf %w_el, %h7 : f32
@@ -123,26 +132,26 @@ fn sign(value: &str) -> String {
 
 /// `KernelOp::Update`: g, w, states…, hyper.
 pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
-    let KernelOp::Update { len, optimizer } = kernel.op else { unreachable!("dispatched on the operation") };
+    let KernelOp::Update { len, rule } = kernel.op else { unreachable!("dispatched on the operation") };
     let shape = [len];
     let t = tensor(&shape, "f32");
     let mut func = Func::new(&kernel.name);
     let gradient = func.input("g", &shape, "f32");
     let mut updated = vec!["w"];
-    updated.extend(optimizer.states());
+    updated.extend(rule.states());
     for name in &updated {
         func.output(name, &shape, "f32");
     }
     func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
-    sink::load_hyper(&mut func, optimizer);
-    func.push(&elementwise(optimizer, &gradient, &updated, &t));
+    sink::load_hyper(&mut func, rule);
+    func.push(&elementwise(rule, &gradient, &updated, &t));
     for (i, name) in updated.iter().enumerate() {
         func.result(name, &format!("%updated#{i}"));
     }
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
 }
 
-fn elementwise(optimizer: OptimizerKind, gradient: &str, updated: &[&str], t: &str) -> String {
+fn elementwise(rule: UpdateRule, gradient: &str, updated: &[&str], t: &str) -> String {
     let n = updated.len();
     let list = |form: &dyn Fn(&str) -> String| updated.iter().map(|u| form(u)).collect::<Vec<_>>().join(", ");
     format!(
@@ -153,7 +162,7 @@ fn elementwise(optimizer: OptimizerKind, gradient: &str, updated: &[&str], t: &s
         outs = list(&|u| format!("%{u}")),
         types = list(&|_| t.to_string()),
         args = list(&|u| format!("%{u}_el: f32")),
-        body = update_body(optimizer),
+        body = update_body(rule),
         yields = list(&|u| format!("%{u}_new")),
         elements = list(&|_| "f32".into()),
     )
