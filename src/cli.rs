@@ -64,9 +64,13 @@ pub struct SpecArgs {
 impl SpecArgs {
     /// With another schedule in the place of the file's own; everything else stays.
     pub fn with_schedule(&self, name: &str) -> SpecArgs {
+        SpecArgs { table: None, ..self.with_set(format!("pipeline.schedule={name}")) }
+    }
+
+    /// With one more override.
+    pub fn with_set(&self, set: String) -> SpecArgs {
         let mut args = self.clone();
-        args.sets.push(format!("pipeline.schedule={name}"));
-        args.table = None;
+        args.sets.push(set);
         args
     }
 }

@@ -23,18 +23,19 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// 1 - work/period in steady state, 0..1.
-    bubble: f64,
+    pub bubble: f64,
     /// Without a model no memory is counted.
-    memory_bytes: Option<u64>,
-    in_flight_max: u32,
-    drift_max: u64,
-    delay_max: u64,
+    pub memory_bytes: Option<u64>,
+    pub in_flight_max: u32,
+    pub drift_max: u64,
+    pub delay_max: u64,
     /// In steady state.
-    us_per_microbatch: f64,
+    pub us_per_microbatch: f64,
 }
 
 impl Figures {
-    fn new(analysed: &Analysed) -> Option<Figures> {
+    /// None without a sound plan.
+    pub fn new(analysed: &Analysed) -> Option<Figures> {
         let facts = &analysed.facts;
         let step = analysed.program.streams.first()?.microbatches.max(1);
         Some(Figures {

@@ -104,27 +104,47 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
     args.sets.iter().cloned().map(Set).collect()
 }
 
-fn passes(spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
-    let program = plan::expand(&spec.schedule, Shape::of(&spec)).map_err(|wrong| found.extend(wrong)).ok()?;
-    analyse_program(spec, profile, program, cpu, found)
+fn passes(mut spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+    let mut shape = Shape::of(&spec);
+    let mut program = plan::expand(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+    // What a faulty spec lacks for this is reported below.
+    let known = costs_of(&spec, profile, &program, &mut Vec::new());
+    let cover = spec.pipeline.cover_latency.value;
+    let covered = known.and_then(|(costs, _)| plan::cover::cover(&spec.schedule, shape, cover, &costs));
+    if let Some((schedule, wider)) = covered {
+        (spec.schedule, shape) = (schedule, wider);
+        program = plan::expand(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+    }
+    analyse_program(spec, shape, profile, program, cpu, found)
 }
 
-/// The passes after the schedule was expanded: `program` has the ranks and `accumulate` of `spec`; `profile` is the text
-/// of the one that `spec` names.
+/// The costs of the program's stages, and their layers where there is a model.
+fn costs_of(
+    spec: &Spec,
+    profile: Option<&str>,
+    program: &Program,
+    found: &mut Vec<Diagnostic>,
+) -> Option<(Costs, Option<Vec<Vec<Layer>>>)> {
+    let times = times(spec, profile, program).map_err(|wrong| found.push(*wrong)).ok()?;
+    let layers = match &spec.model {
+        Some(model) => Some(partition(spec, model, times.by_layer(), program, found)?),
+        None => None,
+    };
+    Some((costs(spec, &times, layers.as_deref(), program.rank_of_stage.len()), layers))
+}
+
+/// The passes after the schedule was expanded, for `shape`: `program` has the ranks and `accumulate` of `spec`; `profile` is the
+/// text of the one that `spec` names.
 pub fn analyse_program(
     spec: Spec,
+    shape: Shape,
     profile: Option<&str>,
     program: Program,
     cpu: CpuClass,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Analysed> {
-    let times = times(&spec, profile, &program).map_err(|wrong| found.push(*wrong)).ok()?;
-    let layers = match &spec.model {
-        Some(model) => Some(partition(&spec, model, times.by_layer(), &program, found)?),
-        None => None,
-    };
-    let costs = costs(&spec, &times, layers.as_deref(), program.rank_of_stage.len());
-    let (facts, more) = plan::analyse(&program, &Subject::of(&spec), &costs);
+    let (costs, layers) = costs_of(&spec, profile, &program, found)?;
+    let (facts, more) = plan::analyse(&program, &Subject { shape, ..Subject::of(&spec) }, &costs);
     found.extend(more);
     let (mut planned, mut estimate) = (None, None);
     if let (Some(model), Some(layers)) = (&spec.model, &layers) {

@@ -7,6 +7,7 @@ mod commands;
 mod comparison;
 mod driver;
 mod failure;
+mod latency;
 mod output;
 mod picture;
 mod render;

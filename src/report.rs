@@ -1,6 +1,7 @@
 //! What `check` prints: a text for people, JSON for programs (the format is documented in docs/check-json.md).
 
 use crate::driver::Analysed;
+use crate::latency::Latency;
 use crate::render::{Source, line_column};
 use artifact::program::Memory;
 use dsl::diag::{Diagnostic, Severity};
@@ -157,6 +158,7 @@ struct Json<'a> {
     proofs: Vec<JsonProof<'a>>,
     /// Keys of the spec that can be analysed only; memory is estimated if there are any.
     analysis_only: Vec<&'static str>,
+    latency: Option<Latency>,
 }
 
 #[derive(Serialize)]
@@ -211,7 +213,12 @@ struct JsonProof<'a> {
 }
 
 /// The report for programs; `analysed` is absent when the spec is refused before its plan exists.
-pub fn json(source: &Source, diagnostics: &[Diagnostic], analysed: Option<&Analysed>) -> String {
+pub fn json(
+    source: &Source,
+    diagnostics: &[Diagnostic],
+    analysed: Option<&Analysed>,
+    latency: Option<Latency>,
+) -> String {
     let facts = analysed.map(|a| &a.facts);
     let report = Json {
         ok: !diagnostics.iter().any(Diagnostic::is_error),
@@ -225,6 +232,7 @@ pub fn json(source: &Source, diagnostics: &[Diagnostic], analysed: Option<&Analy
         makespan_us: facts.map(|f| f.makespan_ns as f64 / 1000.0),
         proofs: facts.map_or_else(Vec::new, |f| f.proofs.iter().map(json_proof).collect()),
         analysis_only: analysed.map_or_else(Vec::new, |a| a.spec.analysis_only().iter().map(|k| k.value).collect()),
+        latency,
     };
     serde_json::to_string_pretty(&report).expect("the report has string keys and finite numbers")
 }

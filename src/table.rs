@@ -8,6 +8,7 @@ use artifact::stream::Program;
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::Spec;
 use model::target::CpuClass;
+use plan::Shape;
 use plan::table::{self, Table};
 use std::path::Path;
 
@@ -55,7 +56,8 @@ impl Imported {
             return None;
         }
         spec.schedule = self.table.schedule(&self.name);
-        let analysed = driver::analyse_program(spec, profile, self.program, cpu, found);
+        let shape = Shape::of(&spec);
+        let analysed = driver::analyse_program(spec, shape, profile, self.program, cpu, found);
         found.iter_mut().for_each(solve_in_table);
         analysed
     }

@@ -235,3 +235,35 @@ fn costs_come_from_a_profile() {
     let (status, _, stderr) = project.outcome(&["check", "spec.pace"]);
     assert!(status == Some(1) && stderr.contains("p.csv, row 3, column i_us"), "{stderr}");
 }
+
+#[test]
+fn what_latency_costs_and_what_covering_it_would() {
+    let project = Project::new(
+        "machine { ranks = 8, cost { F = 10 ms, B = 20 ms, hop = 1 ms } }\n\
+         pipeline { schedule = async_1f1b, accumulate = 8 }\nstaleness { drift <= 1 }\n",
+    );
+    let latency = |args: &[&str]| {
+        let (_, out, found) = project.outcome(&[&["check", "spec.pace"], args].concat());
+        let at = out.find("latency:").unwrap_or(out.len());
+        format!("{}{found}", &out[at..])
+    };
+    let loose = ["--set", "staleness.drift<=2", "--set"];
+    insta::assert_snapshot!(
+        [
+            latency(&[]),
+            latency(&[&loose[..], &["pipeline.cover_latency=full"]].concat()),
+            latency(&[&loose[..], &["pipeline.cover_latency=partial(50 %)"]].concat()),
+            latency(&["--set", "pipeline.cover_latency=full"]),
+            latency(&["--set", "machine.cost.hop=0"]),
+            latency(
+                &[&loose[..], &["pipeline.schedule=gpipe"], &loose[2..], &["pipeline.cover_latency=full"]].concat()
+            ),
+        ]
+        .join("\n----\n")
+    );
+    let json = project.output(&["check", "spec.pace", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["latency"]["covered_figures"]["bubble"], 0.0);
+    assert_eq!(json["latency"]["uncovered_figures"]["drift_max"], 1);
+    assert_eq!(json["latency"]["exceeded"][0], "P0311");
+}

@@ -5,6 +5,7 @@
 
 mod chunks;
 mod cost;
+mod cover;
 mod device;
 mod model;
 mod optimizer;

@@ -38,6 +38,18 @@ pub struct Schedule {
     pub library: bool,
 }
 
+impl Schedule {
+    /// The count of the warm-up that more micro-batches in flight could lengthen to cover latency: of forward passes alone,
+    /// first of a run without end on one stage a rank.
+    pub fn latency_warmup(&self) -> Option<&Expr> {
+        let first = self.order.first().filter(|_| self.update == Update::Local && self.place == Place::Linear)?;
+        match (&first.kind, first.body.as_slice()) {
+            (PhaseKind::Warmup(count), [step]) if step.action == Action::F && step.when.is_none() => Some(count),
+            _ => None,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Stage i on rank i.

@@ -173,6 +173,18 @@ pub struct Pipeline {
     pub boundary: Option<At<u64>>,
     /// `fuse = off` keeps the update out of the weight-gradient kernels (default: fused).
     pub fuse: At<bool>,
+    pub cover_latency: At<Cover>,
+}
+
+/// How much of the latency between ranks an asynchronous schedule covers with more micro-batches in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cover {
+    /// Of what covers it all, in hundredths of a percent: 0 (`none`) to [`Cover::FULL`].
+    pub share: u32,
+}
+
+impl Cover {
+    pub const FULL: u32 = 10_000;
 }
 
 #[derive(Clone, Debug, PartialEq)]

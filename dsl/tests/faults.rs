@@ -358,3 +358,21 @@ fn variants_and_devices_with_faults() {
     }
     insta::assert_snapshot!(out);
 }
+
+#[test]
+fn latency_that_can_not_be_covered() {
+    let values = [
+        "full",
+        "partial(50)",
+        "partial(50 %, 1)",
+        "partial(share = 50 %)",
+        "half(50 %)",
+        "most",
+        "0.5",
+        "partial(0.5)",
+    ];
+    let cases = values.map(|value| shown(&with(&format!("cover_latency = {value}"))));
+    insta::assert_snapshot!(cases.join("\n----\n"));
+    assert_eq!(codes(&with("cover_latency = none")), [""; 0]);
+    assert_eq!(codes(&with("cover_latency = full").replace("gpipe", "async_1f1b")), [""; 0]);
+}

@@ -31,7 +31,7 @@ pub fn run(args: &Import) -> Result<(), Failure> {
 /// Prints what was found in `source`, and the facts.
 fn report(args: &Import, source: &Source, found: &[Diagnostic], analysed: Option<&Analysed>) -> Result<(), Failure> {
     match args.format {
-        Format::Json => output::write(&(report::json(source, found, analysed) + "\n"))?,
+        Format::Json => output::write(&(report::json(source, found, analysed, None) + "\n"))?,
         Format::Text => {
             render::print(source, found);
             if let Some(analysed) = analysed {

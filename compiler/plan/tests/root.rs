@@ -1,6 +1,7 @@
 //! Integration tests of the plan crate.
 
 mod bounds;
+mod cover;
 mod critical;
 mod csv;
 mod faults;

@@ -2,7 +2,7 @@
 
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{ACCUMULATE_MAX, CHUNKS_MAX, Context, GRID_MAX, not_yet, partition};
+use super::{ACCUMULATE_MAX, CHUNKS_MAX, Context, GRID_MAX, cover, not_yet, partition};
 use crate::ast::{Block, Body, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
 use crate::schedule::Schedule;
@@ -11,8 +11,8 @@ use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
     block: "pipeline",
-    known: &["partition", "schedule", "microbatch", "accumulate", "chunks", "boundary", "fuse"],
-    later: &["interleave", "recompute", "cover_latency", "clip", "replicas"],
+    known: &["partition", "schedule", "microbatch", "accumulate", "chunks", "boundary", "fuse", "cover_latency"],
+    later: &["interleave", "recompute", "clip", "replicas"],
 };
 
 pub(super) const STALENESS: Keys = Keys {
@@ -78,14 +78,16 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
+    let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
     let mut microbatch = microbatch?;
     if microbatch.span == ONE.span {
         microbatch.span = section.start.clone();
     }
     let (name, schedule) = schedule?;
     let (partition, accumulate) = (partition?, accumulate?);
-    let boundary = given(boundary)?;
-    let pipeline = Pipeline { partition, schedule: name, microbatch, accumulate, chunks, boundary, fuse };
+    let (boundary, cover_latency) = (given(boundary)?, cover_latency?);
+    let pipeline =
+        Pipeline { partition, schedule: name, microbatch, accumulate, chunks, boundary, fuse, cover_latency };
     Some((pipeline, schedule))
 }
 
