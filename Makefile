@@ -1,6 +1,6 @@
 # make demo   installs what is missing, builds, trains a small GPT on this project's own text
 # make test   the same, and runs every test
-.PHONY: help setup build demo test sweep bench bench-torch golden bless
+.PHONY: help setup build demo test sweep bench bench-torch golden bless study-paci study-delay study-staleness
 
 SHELL := bash
 CARGO ?= cargo
@@ -37,6 +37,13 @@ bench: build
 # make bench-torch  the same, in turn with PyTorch (PYTHON=... names one with torch and numpy)
 bench-torch: build
 	scripts/bench.sh $(RELEASE) $(PYTHON)
+
+# make study-paci, study-delay, study-staleness  make the runs of a study that docs/studies lacks, then its plot and page
+# (BUDGET=20 begins no run that would end later than that many minutes)
+study-paci study-delay study-staleness: study-%: build
+	scripts/corpus.sh $(TARGET)/corpus
+	$(CARGO) run --release --locked -p paceline-studies -- $* --paceline $(RELEASE) --corpus $(TARGET)/corpus \
+	  --scratch $(TARGET)/studies $(if $(BUDGET),--budget-minutes $(BUDGET))
 
 # make golden  rewrites tests/golden (PYTHON=... as above)
 golden:
