@@ -68,11 +68,11 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), String> {
-    let updates = |usual| arguments.updates.unwrap_or(usual);
+    let updates = arguments.updates.unwrap_or(setting::UPDATES);
     let study: Box<dyn Study> = match arguments.study {
-        Name::Paci => Box::new(study::Paci { updates: updates(setting::UPDATES) }),
-        Name::Delay => Box::new(study::Delay { updates: updates(setting::UPDATES_DELAY) }),
-        Name::Staleness => Box::new(study::Staleness { updates: updates(setting::UPDATES) }),
+        Name::Paci => Box::new(study::Paci { updates }),
+        Name::Delay => Box::new(study::Delay { updates }),
+        Name::Staleness => Box::new(study::Staleness { updates }),
     };
     let folder = &arguments.results;
     fs::create_dir_all(folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;

@@ -139,7 +139,7 @@ impl Paceline {
                 self.bundles.insert(name);
                 Ok(Ok(folder))
             }
-            Some(1) => Ok(Err(text.lines().next().unwrap_or("refused").trim_start_matches("error").to_owned())),
+            Some(1) => Ok(Err(headline(&text))),
             _ => Err(format!("paceline compile failed: {}", text.lines().last().unwrap_or_default())),
         }
     }
@@ -172,6 +172,12 @@ fn reason(report: &Value) -> String {
     let first = errors.into_iter().find(|d| d["severity"] == "error");
     let text = |d: &Value| format!("{}: {}", d["code"].as_str().unwrap_or("?"), d["message"].as_str().unwrap_or("?"));
     first.map_or_else(|| "refused".to_owned(), text)
+}
+
+/// The same of diagnostics as text: `error[P0420]: …`.
+fn headline(text: &str) -> String {
+    let first = text.lines().find_map(|line| line.strip_prefix("error["));
+    first.map_or_else(|| "refused".to_owned(), |line| line.replacen(']', "", 1))
 }
 
 fn plan(report: &Value, setting: &Setting) -> Result<Plan, String> {
@@ -278,6 +284,7 @@ mod tests {
         ] });
         assert_eq!(reason(&refused), "P0211: not supported");
         assert!(plan(&refused, &SETTING).is_err());
+        assert_eq!(headline("warning\nerror[P0420]: `tied` is for analysis\n --> x"), "P0420: `tied` is for analysis");
     }
 
     #[test]

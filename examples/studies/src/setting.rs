@@ -8,9 +8,7 @@ pub const TEMPLATE: &str = include_str!("../gpt.pace");
 /// Sequences in an update, micro-batch × accumulate, the same in all studies.
 pub const SEQUENCES: u32 = 16;
 /// Updates of a run, of 1024 tokens each.
-pub const UPDATES: u64 = 1500;
-/// The same for the study of delays, which has most runs.
-pub const UPDATES_DELAY: u64 = 1000;
+pub const UPDATES: u64 = 1000;
 /// The learning rate rises over this share of the updates, then falls along a cosine to a tenth.
 const WARMUP: f64 = 0.05;
 
@@ -131,14 +129,14 @@ mod tests {
     use super::*;
 
     const RUN: Setting =
-        Setting { policy: Policy::Paci, optimizer: ADAMW, rate: 3e-3, ranks: 8, accumulate: 4, updates: 1500, seed: 2 };
+        Setting { policy: Policy::Paci, optimizer: ADAMW, rate: 3e-3, ranks: 8, accumulate: 4, updates: 1000, seed: 2 };
 
     #[test]
     fn overrides_make_the_spec() {
         let sets = RUN.overrides();
         assert!(sets.contains(&"pipeline.microbatch=4".to_owned()), "{sets:?}");
         let optimizer =
-            "optimizer=adamw { lr = cosine(3e-3, warmup = 75, total = 1500), betas = (0.9, 0.95), decay = 0.1 }";
+            "optimizer=adamw { lr = cosine(3e-3, warmup = 50, total = 1000), betas = (0.9, 0.95), decay = 0.1 }";
         assert!(sets.contains(&optimizer.to_owned()), "{sets:?}");
     }
 
@@ -153,7 +151,7 @@ mod tests {
             RUN.with_rate(1e-3).key("a"),
             Setting { policy: Policy::Stash, ..RUN }.key("a"),
             Setting { accumulate: 8, ..RUN }.key("a"),
-            Setting { updates: 1501, ..RUN }.key("a"),
+            Setting { updates: 1001, ..RUN }.key("a"),
         ];
         assert!(others.iter().all(|other| *other != key), "{others:?}");
     }
