@@ -103,9 +103,10 @@ fn report(study: &dyn Study, rows: &rows::Rows, folder: &Path) -> Result<(), Str
         fs::write(&path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
     };
     let (name, figure) = (study.name(), study.figure(rows));
-    let heading = format!("# {}\n\nWritten by `make study-{name}` from its results; ", figure.title);
-    let page = format!("{heading}what came out is discussed in [README.md](README.md).\n\n{}", study.page(rows));
-    let picture = if figure.panels.is_empty() { String::new() } else { format!("\n![{}]({name}.svg)\n", figure.title) };
-    write(format!("{name}.md"), page + &picture)?;
+    let title = &figure.title;
+    let picture = if figure.panels.is_empty() { String::new() } else { format!("![{title}]({name}.svg)\n\n") };
+    let origin =
+        format!("Written by `make study-{name}` from its results; [README.md](README.md) says how, and what came out.");
+    write(format!("{name}.md"), format!("# {title}\n\n{origin}\n\n{picture}{}", study.page(rows)))?;
     write(format!("{name}.svg"), plot::draw(&figure).to_string() + "\n")
 }

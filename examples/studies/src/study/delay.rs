@@ -159,7 +159,7 @@ impl Delay {
         Panel {
             title: title.to_owned(),
             x: Across::Names("optimizer".to_owned(), CANDIDATES.iter().map(|c| c.optimizer.name.to_owned()).collect()),
-            y: "held-out loss less that without delay, nats a token".to_owned(),
+            y: "loss less that without delay, nats a token".to_owned(),
             y_limit: Some(0.3),
             series: series.to_vec(),
         }
