@@ -12,6 +12,7 @@
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Op, Program};
 use artifact::verify::execute::{Event, Execution, Extent, cycle};
+use artifact::verify::index::Places;
 
 /// What one stage's instructions take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -167,7 +168,8 @@ fn watch(program: &Program, costs: &Costs, updates: u64, transfers: bool) -> Vec
     let mut watch = Watch { clock: Clock::new(program, costs), transfers, timed: Vec::new() };
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let last = updates.div_ceil(repetition);
-    Execution::new(program, Extent::Updates(updates)).run(last, |event| watch.see(event));
+    let places = Places::new(program).expect("only sound programs are timed");
+    Execution::new(program, &places, Extent::Updates(updates)).run(last, |event| watch.see(event));
     watch.timed
 }
 
@@ -177,7 +179,8 @@ const STUCK_STEPS_MAX: u64 = 1 << 22;
 /// The compute instructions that a program performs until ranks wait for each other; empty when they never do.
 pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
     let mut watch = Watch { clock: Clock::new(program, costs), transfers: false, timed: Vec::new() };
-    let mut execution = Execution::new(program, Extent::Unbounded);
+    let places = Places::new(program).expect("what is stuck is covered");
+    let mut execution = Execution::new(program, &places, Extent::Unbounded);
     for last in 0.. {
         execution.run(last, |event| watch.see(event));
         if cycle(&execution.waiting(last)).is_some() {

@@ -12,8 +12,8 @@
 //! any length.
 
 use crate::facts::Staleness;
-use artifact::stream::{Op, Program};
-use artifact::verify::index::{At, Listing};
+use artifact::stream::Program;
+use artifact::verify::index::{At, Places};
 use artifact::verify::{StageIndex, Violation};
 
 /// A micro-batch that shows a measure's maximum; the first such.
@@ -46,34 +46,37 @@ pub struct StageVersions {
 /// are over a segment.
 ///
 /// # Errors
-/// When shape, placement or coverage of the program do not hold.
+/// When coverage of the program does not hold; shape and placement must.
 pub fn versions(program: &Program, boundary: Option<u64>) -> Result<Vec<StageVersions>, Violation> {
-    let listings = Listing::of(program);
-    let of = |(s, listing): (usize, &Listing)| {
-        let index = StageIndex::new(program, listing, s)?;
-        let counter = Counter::new(listing, &index);
+    let places = Places::new(program).map_err(|mut violations| violations.remove(0))?;
+    Ok(versions_at(program, &places, boundary))
+}
+
+/// [`versions`] of a program whose places are known.
+pub fn versions_at(program: &Program, places: &Places, boundary: Option<u64>) -> Vec<StageVersions> {
+    let of = |s: usize| {
+        let index = StageIndex::new(program, places, s);
+        let counter = Counter::new(&index);
         let drift = counter.measure(boundary, |m| counter.version(index.input_gradient.at(m)));
         let delay = counter.measure(boundary, |m| m / u64::from(program.accumulate));
         let delay_uniform = counter.uniform(u64::from(program.accumulate), delay.staleness.max);
-        Ok(StageVersions { drift, delay, delay_uniform })
+        StageVersions { drift, delay, delay_uniform }
     };
-    listings.iter().enumerate().map(of).collect()
+    (0..program.rank_of_stage.len()).map(of).collect()
 }
 
 /// Counts updates before a place in the stream.
 struct Counter<'a> {
-    index: &'a StageIndex,
+    index: &'a StageIndex<'a>,
     /// Positions of U in the prologue and the period, ascending.
     prologue: Vec<u32>,
     period: Vec<u32>,
 }
 
 impl<'a> Counter<'a> {
-    fn new(listing: &Listing, index: &'a StageIndex) -> Self {
-        let updates = |list: &[(u32, artifact::stream::Instr)]| {
-            list.iter().filter(|(_, i)| i.op == Op::U).map(|(position, _)| *position).collect()
-        };
-        Counter { index, prologue: updates(&listing.prologue), period: updates(&listing.period) }
+    fn new(index: &'a StageIndex<'a>) -> Self {
+        let (prologue, period) = index.update.positions();
+        Counter { index, prologue, period }
     }
 
     fn version(&self, at: At) -> u64 {

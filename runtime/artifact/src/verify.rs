@@ -34,12 +34,16 @@
 
 pub mod execute;
 pub mod index;
+mod stage;
+mod transfers;
 
 use crate::ids::{RankId, StageId};
-use crate::stream::{Instr, Op, Program, Stream};
+use crate::stream::{Instr, Program, Stream};
 use execute::Stuck;
-use index::{Index, Kind, Listing};
-use std::collections::{BTreeMap, HashSet};
+use index::{Kind, Places};
+use std::collections::HashSet;
+
+pub use stage::StageIndex;
 
 /// A broken invariant, by the numbers of the module's text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,24 +73,37 @@ pub enum Violation {
 /// Checks every invariant of the module's text.
 ///
 /// # Errors
+/// As [`prove`].
+pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
+    prove(program).map(|_| ())
+}
+
+/// What a proof found out about its program.
+#[derive(Clone, Debug)]
+pub struct Proof {
+    pub places: Places,
+}
+
+/// Checks every invariant of the module's text.
+///
+/// # Errors
 /// What is broken, at most one for each stage (or pair of ranks) and invariant. Later invariants build on earlier ones:
 /// the first that is broken ends the check.
-pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
+pub fn prove(program: &Program) -> Result<Proof, Vec<Violation>> {
     let found = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
     shape(program).map_err(|what| vec![Violation::Shape(what)])?;
     found(placement(program))?;
-    let listings = Listing::of(program);
-    let (stages, faults): (Vec<_>, Vec<_>) =
-        listings.iter().enumerate().map(|(s, listing)| StageIndex::new(program, listing, s)).partition(Result::is_ok);
-    found(faults.into_iter().filter_map(Result::err).collect())?;
-    let stages: Vec<StageIndex> = stages.into_iter().flatten().collect();
+    let places = Places::new(program)?;
+    let stages: Vec<StageIndex> =
+        (0..program.rank_of_stage.len()).map(|s| StageIndex::new(program, &places, s)).collect();
     found(stages.iter().filter_map(StageIndex::order).collect())?;
-    found((1..stages.len()).filter_map(|s| handover(program, &stages[s - 1], &stages[s])).collect())?;
+    found((1..stages.len()).filter_map(|s| stage::handover(program, &stages[s - 1], &stages[s])).collect())?;
     found(stages.iter().filter_map(|s| s.updates(program.accumulate)).collect())?;
-    found(listings.iter().filter_map(accumulation).collect())?;
-    found((0..stages.len()).filter_map(|s| rings(program, &stages, s)).collect())?;
-    found(transfers(program))?;
-    execute::deadlock_free(program).map_err(|stuck| vec![Violation::Deadlock(stuck)])
+    found(stage::accumulation(program))?;
+    found((0..stages.len()).filter_map(|s| stage::rings(program, &stages, s)).collect())?;
+    found(transfers::check(program))?;
+    execute::deadlock_free(program, &places).map_err(|stuck| vec![Violation::Deadlock(stuck)])?;
+    Ok(Proof { places })
 }
 
 fn shape(program: &Program) -> Result<(), String> {
@@ -140,221 +157,6 @@ fn placement(program: &Program) -> Vec<Violation> {
     let first_wrong =
         |(rank, s): (usize, &Stream)| s.prologue.iter().chain(&s.period).find_map(|i| wrong(RankId(rank as u32), i));
     program.streams.iter().enumerate().filter_map(first_wrong).collect()
-}
-
-/// Where each operation of a stage is performed.
-pub struct StageIndex {
-    pub stage: StageId,
-    pub f: Index,
-    /// Where the input gradient is made: B, or I when split.
-    pub input_gradient: Index,
-    /// Where the weight gradient is made: B, or W when split.
-    pub weight_gradient: Index,
-    pub update: Index,
-    split: bool,
-    recv_f: Option<Index>,
-    send_f: Option<Index>,
-    recv_b: Option<Index>,
-    send_b: Option<Index>,
-}
-
-impl StageIndex {
-    /// Indexes stage `s`, proving coverage. Shape and placement must hold.
-    ///
-    /// # Errors
-    /// [`Violation::Coverage`].
-    pub fn new(program: &Program, listing: &Listing, s: usize) -> Result<Self, Violation> {
-        let stage = StageId(s as u32);
-        let stream = &program.streams[program.rank_of_stage[s].index()];
-        let index = |op| {
-            let step = if op == Kind::U { stream.updates } else { stream.microbatches };
-            Index::new(listing, op, step).map_err(|what| Violation::Coverage { stage, op, what })
-        };
-        let when = |there: bool, op| there.then(|| index(op)).transpose();
-        let mut here = listing.instructions();
-        let split = here.clone().any(|i| matches!(i.op, Op::I | Op::W(_)));
-        if split && here.any(|i| matches!(i.op, Op::B(_))) {
-            let what = "the backward pass is both whole and split".into();
-            return Err(Violation::Coverage { stage, op: Kind::B, what });
-        }
-        let (before, after) = (program.border_before(s).is_some(), program.border_after(s).is_some());
-        Ok(StageIndex {
-            stage,
-            f: index(Kind::F)?,
-            input_gradient: index(if split { Kind::I } else { Kind::B })?,
-            weight_gradient: index(if split { Kind::W } else { Kind::B })?,
-            update: index(Kind::U)?,
-            split,
-            recv_f: when(before, Kind::RecvF)?,
-            send_f: when(after, Kind::SendF)?,
-            recv_b: when(after, Kind::RecvB)?,
-            send_b: when(before, Kind::SendB)?,
-        })
-    }
-
-    /// What makes the input gradient.
-    fn backward(&self) -> Kind {
-        if self.split { Kind::I } else { Kind::B }
-    }
-
-    fn order(&self) -> Option<Violation> {
-        let backward = self.backward();
-        let named = |kind: Kind, index: &Option<Index>| index.clone().map(|i| (kind, i));
-        let f = (Kind::F, &self.f);
-        let b = (backward, &self.input_gradient);
-        let mut pairs = vec![(f, b)];
-        if self.split {
-            pairs.push((b, (Kind::W, &self.weight_gradient)));
-        }
-        let others = [
-            named(Kind::RecvF, &self.recv_f),
-            named(Kind::SendF, &self.send_f),
-            named(Kind::RecvB, &self.recv_b),
-            named(Kind::SendB, &self.send_b),
-        ];
-        for (kind, index) in others.iter().flatten() {
-            pairs.push(match kind {
-                Kind::RecvF => ((*kind, index), f),
-                Kind::SendF => (f, (*kind, index)),
-                Kind::RecvB => ((*kind, index), b),
-                _ => (b, (*kind, index)),
-            });
-        }
-        pairs.into_iter().find_map(|((first, before), (then, after))| {
-            let mb = before.witnesses(after, 0).find(|m| before.at(*m) >= after.at(*m))?;
-            Some(Violation::Order { stage: self.stage, first, mb, then, later_mb: mb })
-        })
-    }
-
-    fn updates(&self, accumulate: u32) -> Option<Violation> {
-        let k = u64::from(accumulate);
-        let (w, u) = (&self.weight_gradient, &self.update);
-        // An update that the prologue makes has its weight gradients there too, or the first of them that has not is
-        // found wrong: the leads of U cost no more turns than those of W.
-        (0..w.step()).find_map(|residue| {
-            let turns = w.lead(residue).max(w.lead(residue + k)).max(u.lead(residue / k)) + 2;
-            let witnesses = (0..=turns).map(|turn| residue + turn * w.step());
-            let wrong = |m: &u64| w.at(*m) >= u.at(m / k) || u.at(m / k) >= w.at(m + k);
-            let mb = { witnesses }.find(wrong)?;
-            Some(Violation::Update { stage: self.stage, mb, update: mb / k })
-        })
-    }
-}
-
-/// Order between neighbouring stages that hand over: both are in one stream.
-fn handover(program: &Program, lower: &StageIndex, upper: &StageIndex) -> Option<Violation> {
-    if !program.hands_over(lower.stage.index()) {
-        return None;
-    }
-    let pairs = [
-        ((lower, Kind::F, &lower.f), (Kind::F, &upper.f)),
-        ((upper, upper.backward(), &upper.input_gradient), (lower.backward(), &lower.input_gradient)),
-    ];
-    pairs.into_iter().find_map(|((stage, first, before), (then, after))| {
-        let mb = before.witnesses(after, 0).find(|m| before.at(*m) >= after.at(*m))?;
-        Some(Violation::Order { stage: stage.stage, first, mb, then, later_mb: mb })
-    })
-}
-
-fn rings(program: &Program, stages: &[StageIndex], s: usize) -> Option<Violation> {
-    let (rings, stage) = (&program.rings[s], &stages[s]);
-    let (f, b, w) = (&stage.f, &stage.input_gradient, &stage.weight_gradient);
-    // What is handed over is claimed by the instruction that writes it.
-    let input = s.checked_sub(1).filter(|_| stage.recv_f.is_none()).map_or(f, |before| &stages[before].f);
-    let output_gradient = program.hands_over(s).then(|| &stages[s + 1].input_gradient);
-    let checks = [
-        ("stash", rings.stash, Some((f, w))),
-        ("recv_f", rings.recv_f, Some((stage.recv_f.as_ref().unwrap_or(input), w))),
-        ("send_f", rings.send_f, stage.send_f.as_ref().map(|send| (f, send))),
-        ("recv_b", rings.recv_b, stage.recv_b.as_ref().or(output_gradient).map(|claim| (claim, w))),
-        ("send_b", rings.send_b, stage.send_b.as_ref().map(|send| (b, send))),
-    ];
-    checks.into_iter().find_map(|(ring, slots, users)| {
-        let (claim, release) = users?;
-        let distance = u64::from(slots);
-        let taken = |m: &u64| release.at(*m) >= claim.at(m + distance);
-        let mb = if slots == 0 { Some(0) } else { release.witnesses(claim, distance).find(taken) };
-        mb.map(|m| Violation::Ring { stage: stage.stage, ring, slots, mb: m + distance })
-    })
-}
-
-/// Neighbouring weight gradients and updates of a stage: `first` exactly after an update (or at the start), `last`
-/// exactly before one.
-fn accumulation(listing: &Listing) -> Option<Violation> {
-    let again = listing.period.iter().map(|(_, i)| *i);
-    let mut fresh = true;
-    let mut before: Option<(bool, u32)> = None; // Marked `last`, and which
-    for i in listing.instructions().chain(again) {
-        let stage = i.stage;
-        let (update, mark) = match i.op {
-            Op::U => (true, None),
-            Op::B(a) | Op::W(a) => (false, Some(a)),
-            _ => continue,
-        };
-        if let Some((last, mb)) = before.take()
-            && last != update
-        {
-            return Some(Violation::Accumulation { stage, mb });
-        }
-        if let Some(a) = mark {
-            if a.first != fresh {
-                return Some(Violation::Accumulation { stage, mb: i.mb });
-            }
-            before = Some((a.last, i.mb));
-        }
-        fresh = update;
-    }
-    None
-}
-
-/// What goes over an ordered pair of ranks: lower stage of the channel, direction, micro-batch.
-type Sequence = (Vec<(u32, bool, u64)>, Vec<(u32, bool, u64)>);
-
-fn transfers(program: &Program) -> Vec<Violation> {
-    let (mut sends, mut receives) = (BTreeMap::<_, Sequence>::new(), BTreeMap::<_, Sequence>::new());
-    for (rank, stream) in program.streams.iter().enumerate() {
-        let rank = RankId(rank as u32);
-        for (in_period, i) in stream.prologue.iter().map(|i| (false, i)).chain(stream.period.iter().map(|i| (true, i)))
-        {
-            let s = i.stage.0;
-            let (lower, forward, send) = match i.op {
-                Op::SendF => (s, true, true),
-                Op::RecvF => (s - 1, true, false),
-                Op::SendB => (s - 1, false, true),
-                Op::RecvB => (s, false, false),
-                _ => continue,
-            };
-            let other = program.rank_of_stage[if lower == s { s + 1 } else { lower } as usize];
-            let (side, pair) = if send { (&mut sends, (rank, other)) } else { (&mut receives, (other, rank)) };
-            let (prologue, period) = side.entry(pair).or_default();
-            let list = if in_period { period } else { prologue };
-            list.push((lower, forward, u64::from(i.mb)));
-        }
-    }
-    let step = u64::from(program.streams[0].microbatches);
-    let empty = Sequence::default();
-    let mut pairs: Vec<_> = sends.keys().chain(receives.keys()).copied().collect();
-    pairs.sort_unstable();
-    pairs.dedup();
-    let differ = |pair: &(RankId, RankId)| {
-        let (s, r) = (sends.get(pair).unwrap_or(&empty), receives.get(pair).unwrap_or(&empty));
-        let length = s.0.len().max(r.0.len()) + s.1.len();
-        (0..length).find(|n| s.1.len() != r.1.len() || nth(s, *n, step) != nth(r, *n, step))
-    };
-    pairs
-        .iter()
-        .filter_map(|pair| differ(pair).map(|number| Violation::Transfers { sender: pair.0, receiver: pair.1, number }))
-        .collect()
-}
-
-fn nth((prologue, period): &Sequence, n: usize, step: u64) -> Option<(u32, bool, u64)> {
-    if let Some(entry) = prologue.get(n) {
-        return Some(*entry);
-    }
-    let n = n - prologue.len();
-    let turn = n.checked_div(period.len())?;
-    let (lower, forward, mb) = period[n % period.len()];
-    Some((lower, forward, mb + turn as u64 * step))
 }
 
 fn describe(stuck: &Stuck) -> String {

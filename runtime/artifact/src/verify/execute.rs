@@ -16,8 +16,11 @@
 //! repetition further, and the send rings' waits are all in force by then, then the same instructions can be
 //! performed again from there, with every number shifted: X grows by one repetition for ever, and nothing is ever
 //! stuck. A run that ends (or drains at a boundary) skips instructions, which takes waits away and adds none.
+//!
+//! Where there is no prologue, no instruction of the period reaches into a later repetition, and X(1) is all of the
+//! first, one repetition is enough: every transfer of it is made, so the next one begins as the first did.
 
-use super::index::Kind;
+use super::index::{Index, Kind, Places};
 use crate::ids::{RankId, StageId};
 use crate::stream::{Instr, Op, Program, Stream};
 use std::collections::HashMap;
@@ -72,24 +75,19 @@ pub enum Extent {
     Updates(u64),
 }
 
-/// Both ends of one channel.
-#[derive(Clone, Debug, Default)]
-struct Channel {
+/// Both ends of one channel. Its k-th offer and its k-th post are known from the streams: counting is enough.
+#[derive(Clone, Copy, Debug)]
+struct Channel<'a> {
+    /// Offered and posted so far, those that were skipped included.
     offers: u64,
     posts: u64,
-    /// Number of each offer and post that can still be asked for.
-    offered: HashMap<u64, u64>,
-    posted: HashMap<u64, u64>,
+    sends: Index<'a>,
+    receives: Index<'a>,
 }
 
-impl Channel {
-    fn made(&self) -> u64 {
-        self.offers.min(self.posts)
-    }
-
-    /// Whether the transfer that `numbers` knows for `mb` is made.
-    fn is_made(&self, numbers: &HashMap<u64, u64>, mb: u64) -> bool {
-        numbers.get(&mb).is_some_and(|number| *number < self.made())
+impl Channel<'_> {
+    fn has_made(&self, number: u64) -> bool {
+        number < self.offers.min(self.posts)
     }
 }
 
@@ -99,39 +97,54 @@ struct Cursor {
     position: usize,
 }
 
-/// A program being performed. The stages' streams must pass `verify`'s checks of coverage and order.
+/// A program being performed. It must pass `verify`'s checks up to those of transfers.
 #[derive(Clone, Debug)]
 pub struct Execution<'a> {
     program: &'a Program,
     /// First micro-batch and first update that are skipped.
     end: (u64, u64),
     cursors: Vec<Cursor>,
-    /// By lower stage: forward and backward between it and the next.
-    channels: Vec<[Channel; 2]>,
+    /// Two for each border between stages: activations, then gradients.
+    channels: Vec<Channel<'a>>,
+    /// By stage: the channels of its forward and of its backward pass.
+    ports: Vec<[Ports; 2]>,
     /// Instructions performed or skipped so far.
     steps: u64,
 }
 
-/// The channels that a compute instruction uses: input and output, as (lower stage, direction).
+/// The channels that a compute instruction uses, by number.
+#[derive(Clone, Copy, Debug)]
 struct Ports {
-    input: Option<(usize, usize)>,
-    output: Option<(usize, usize)>,
+    input: Option<usize>,
+    output: Option<usize>,
     /// Slots of the output's send ring.
     slots: u64,
 }
 
 impl<'a> Execution<'a> {
-    pub fn new(program: &'a Program, extent: Extent) -> Self {
+    /// `places` are those of `program`.
+    pub fn new(program: &'a Program, places: &'a Places, extent: Extent) -> Self {
         let end = match extent {
             Extent::Unbounded => (u64::MAX, u64::MAX),
             Extent::Updates(updates) => (updates.saturating_mul(u64::from(program.accumulate)), updates),
         };
         let stages = program.rank_of_stage.len();
+        let channel = |sends: (usize, Kind), receives: (usize, Kind)| Channel {
+            offers: 0,
+            posts: 0,
+            sends: places.of(sends.0, sends.1),
+            receives: places.of(receives.0, receives.1),
+        };
+        let border = |s: usize| {
+            let activations = channel((s, Kind::SendF), (s + 1, Kind::RecvF));
+            [activations, channel((s + 1, Kind::SendB), (s, Kind::RecvB))]
+        };
         Execution {
             program,
             end,
             cursors: vec![Cursor { section: 0, position: 0 }; program.streams.len()],
-            channels: vec![Default::default(); stages.saturating_sub(1)],
+            channels: (0..stages.saturating_sub(1)).flat_map(border).collect(),
+            ports: (0..stages).map(|s| ports(program, s)).collect(),
             steps: 0,
         }
     }
@@ -147,22 +160,39 @@ impl<'a> Execution<'a> {
         loop {
             let before = self.steps;
             for rank in 0..self.cursors.len() {
-                while let Some(event) = self.peek(rank, last) {
-                    if !self.skipped(&event) {
-                        if self.cause(&event).is_some() {
-                            break;
-                        }
-                        self.perform(&event);
-                        perform(event);
-                    }
-                    self.steps += 1;
-                    self.cursors[rank].position += 1;
-                }
+                self.advance(rank, last, &mut perform);
             }
             if self.steps == before {
                 return;
             }
         }
+    }
+
+    /// Performs what one rank can perform.
+    fn advance(&mut self, rank: usize, last: u64, perform: &mut impl FnMut(Event)) {
+        let stream = &self.program.streams[rank];
+        let Cursor { mut section, mut position } = self.cursors[rank];
+        'sections: while section <= last {
+            let list = section_of(stream, section);
+            while let Some(instr) = list.get(position) {
+                let event = event(stream, rank, section, position, instr);
+                let skipped = self.skipped(&event);
+                if !skipped && self.cause(&event).is_some() {
+                    break 'sections;
+                }
+                self.count(&event);
+                if !skipped {
+                    perform(event);
+                }
+                self.steps += 1;
+                position += 1;
+            }
+            if section == last {
+                break;
+            }
+            (section, position) = (section + 1, 0);
+        }
+        self.cursors[rank] = Cursor { section, position };
     }
 
     /// The ranks that wait though they may go on to section `last`.
@@ -190,7 +220,7 @@ impl<'a> Execution<'a> {
     fn peek(&mut self, rank: usize, last: u64) -> Option<Event> {
         let stream = &self.program.streams[rank];
         let cursor = &mut self.cursors[rank];
-        while cursor.position == section(stream, cursor.section).len() {
+        while cursor.position == section_of(stream, cursor.section).len() {
             if cursor.section >= last {
                 return None;
             }
@@ -199,93 +229,81 @@ impl<'a> Execution<'a> {
         if cursor.section > last {
             return None;
         }
-        let instr = section(stream, cursor.section)[cursor.position];
-        let step = if instr.op == Op::U { stream.updates } else { stream.microbatches };
-        Some(Event {
-            rank: RankId(rank as u32),
-            op: instr.op,
-            stage: instr.stage,
-            mb: u64::from(instr.mb) + cursor.section.saturating_sub(1) * u64::from(step),
-            section: cursor.section,
-            position: cursor.position as u32,
-        })
+        let Cursor { section, position } = *cursor;
+        Some(event(stream, rank, section, position, &section_of(stream, section)[position]))
     }
 
     fn skipped(&self, event: &Event) -> bool {
         event.mb >= if event.op == Op::U { self.end.1 } else { self.end.0 }
     }
 
-    fn ports(&self, op: Op, stage: StageId) -> Option<Ports> {
-        let s = stage.index();
-        let rings = &self.program.rings[s];
-        let (before, after) = (self.program.border_before(s), self.program.border_after(s));
-        match Kind::of(op) {
-            Kind::F => Some(Ports {
-                input: before.map(|c| (c, 0)),
-                output: after.map(|c| (c, 0)),
-                slots: u64::from(rings.send_f),
-            }),
-            Kind::B | Kind::I => Some(Ports {
-                input: after.map(|c| (c, 1)),
-                output: before.map(|c| (c, 1)),
-                slots: u64::from(rings.send_b),
-            }),
-            _ => None,
-        }
-    }
-
     /// Why the instruction can't be performed now.
     fn cause(&self, event: &Event) -> Option<Cause> {
-        let ports = self.ports(event.op, event.stage)?;
-        if let Some((c, direction)) = ports.input {
-            let channel = &self.channels[c][direction];
-            if !channel.is_made(&channel.posted, event.mb) {
-                let sender = if direction == 0 { c } else { c + 1 };
-                return Some(Cause::Transfer { rank: self.program.rank_of_stage[sender] });
+        let direction = match event.op {
+            Op::F => 0,
+            Op::B(_) | Op::I => 1,
+            _ => return None,
+        };
+        let ports = &self.ports[event.stage.index()][direction];
+        if let Some(number) = ports.input {
+            let channel = &self.channels[number];
+            if !channel.has_made(channel.receives.number(event.mb)) {
+                return Some(Cause::Transfer { rank: self.program.rank_of_stage[sender(number)] });
             }
         }
-        let (c, direction) = ports.output?;
+        let number = ports.output?;
         let holder = event.mb.checked_sub(ports.slots)?;
-        let channel = &self.channels[c][direction];
-        let receiver = if direction == 0 { c + 1 } else { c };
-        (!channel.is_made(&channel.offered, holder))
-            .then(|| Cause::Slot { rank: self.program.rank_of_stage[receiver], holder })
+        let channel = &self.channels[number];
+        (!channel.has_made(channel.sends.number(holder)))
+            .then(|| Cause::Slot { rank: self.program.rank_of_stage[receiver(number)], holder })
     }
 
-    fn perform(&mut self, event: &Event) {
+    /// Counts an offer or a post. What a run's end skips is skipped on both sides.
+    fn count(&mut self, event: &Event) {
         let s = event.stage.index();
-        let numbered = |count: &mut u64, numbers: &mut HashMap<u64, u64>| {
-            numbers.insert(event.mb, *count);
-            *count += 1;
-        };
-        let channel = match event.op {
-            Op::SendF => (s, 0),
-            Op::RecvF => (s.wrapping_sub(1), 0),
-            Op::SendB => (s.wrapping_sub(1), 1),
-            Op::RecvB => (s, 1),
-            _ => return self.forget(event),
-        };
-        let Some(channel) = self.channels.get_mut(channel.0).map(|c| &mut c[channel.1]) else { return };
         match event.op {
-            Op::SendF | Op::SendB => numbered(&mut channel.offers, &mut channel.offered),
-            _ => numbered(&mut channel.posts, &mut channel.posted),
-        }
-    }
-
-    /// Drops numbers that no later instruction asks for.
-    fn forget(&mut self, event: &Event) {
-        let Some(ports) = self.ports(event.op, event.stage) else { return };
-        if let Some((c, direction)) = ports.input {
-            self.channels[c][direction].posted.remove(&event.mb);
-        }
-        if let (Some((c, direction)), Some(holder)) = (ports.output, event.mb.checked_sub(ports.slots)) {
-            self.channels[c][direction].offered.remove(&holder);
+            Op::SendF => self.channels[2 * s].offers += 1,
+            Op::RecvF => self.channels[2 * (s - 1)].posts += 1,
+            Op::SendB => self.channels[2 * (s - 1) + 1].offers += 1,
+            Op::RecvB => self.channels[2 * s + 1].posts += 1,
+            _ => {}
         }
     }
 }
 
-fn section(stream: &Stream, section: u64) -> &[Instr] {
+/// The stages at the ends of a channel.
+fn sender(channel: usize) -> usize {
+    channel / 2 + channel % 2
+}
+
+fn receiver(channel: usize) -> usize {
+    channel / 2 + 1 - channel % 2
+}
+
+fn ports(program: &Program, s: usize) -> [Ports; 2] {
+    let rings = &program.rings[s];
+    let [before, after] = [program.border_before(s), program.border_after(s)].map(|border| border.map(|b| 2 * b));
+    let backward = |border: Option<usize>| border.map(|channel| channel + 1);
+    [
+        Ports { input: before, output: after, slots: u64::from(rings.send_f) },
+        Ports { input: backward(after), output: backward(before), slots: u64::from(rings.send_b) },
+    ]
+}
+
+fn section_of(stream: &Stream, section: u64) -> &[Instr] {
     if section == 0 { &stream.prologue } else { &stream.period }
+}
+
+fn event(stream: &Stream, rank: usize, section: u64, position: usize, instr: &Instr) -> Event {
+    let step = if instr.op == Op::U { stream.updates } else { stream.microbatches };
+    Event {
+        rank: RankId(rank as u32),
+        op: instr.op,
+        stage: instr.stage,
+        mb: u64::from(instr.mb) + section.saturating_sub(1) * u64::from(step),
+        section,
+        position: position as u32,
+    }
 }
 
 /// Why a program is not known to be free of deadlocks.
@@ -301,8 +319,8 @@ pub enum Stuck {
 ///
 /// # Errors
 /// The cycle of waiting ranks, or that the proof was not found.
-pub fn deadlock_free(program: &Program) -> Result<(), Stuck> {
-    let mut execution = Execution::new(program, Extent::Unbounded);
+pub fn deadlock_free(program: &Program, places: &Places) -> Result<(), Stuck> {
+    let mut execution = Execution::new(program, places, Extent::Unbounded);
     let size: usize = program.streams.iter().map(|s| s.prologue.len() + s.period.len()).sum();
     let steps_max = (1 << 20) + 64 * size as u64;
     let mut previous = Vec::new();
@@ -314,7 +332,8 @@ pub fn deadlock_free(program: &Program) -> Result<(), Stuck> {
         }
         let lags = execution.lags(last);
         let slowest = lags.iter().map(|(sections, _)| *sections).max().unwrap_or(0);
-        if lags == previous && last > slowest + in_force(program, slowest) {
+        let complete = last == 1 && slowest == 0 && begins_and_ends_by_itself(program);
+        if complete || lags == previous && last > slowest + in_force(program, slowest) {
             return Ok(());
         }
         previous = lags;
@@ -323,6 +342,15 @@ pub fn deadlock_free(program: &Program) -> Result<(), Stuck> {
         }
     }
     unreachable!("the loop above returns")
+}
+
+/// Whether every repetition performs its own micro-batches and no others.
+pub fn begins_and_ends_by_itself(program: &Program) -> bool {
+    let alone = |stream: &Stream| {
+        let own = |i: &Instr| i.mb < if i.op == Op::U { stream.updates } else { stream.microbatches };
+        stream.prologue.is_empty() && stream.period.iter().all(own)
+    };
+    program.streams.iter().all(alone)
 }
 
 /// The repetition from which on all waits for send slots are in force: there is a micro-batch as many before as the

@@ -13,9 +13,16 @@
 //! values) is therefore the same for every value from the larger of both leads on, and checking one value of each
 //! residue beyond them proves it for all. The leads of an operation sum up to its instructions in the prologue, so such
 //! a proof takes time linear in the stream.
+//!
+//! # Layout
+//!
+//! [`Places`] holds all operations of all stages in a few arrays, filled in two passes over the streams: value
+//! `residue + turn d` of an operation is named by its residue and its turn, and found without a search.
 
-use crate::stream::{Instr, Op, Program};
-use std::collections::HashMap;
+use super::Violation;
+use crate::ids::StageId;
+use crate::stream::{Instr, Op, Program, Stream};
+use std::collections::HashSet;
 
 /// What an instruction does, whatever its accumulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +39,10 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// In the order of their numbers.
+    pub const ALL: [Kind; 9] =
+        [Kind::F, Kind::B, Kind::I, Kind::W, Kind::U, Kind::SendF, Kind::RecvF, Kind::SendB, Kind::RecvB];
+
     pub fn of(op: Op) -> Self {
         match op {
             Op::F => Kind::F,
@@ -71,104 +82,309 @@ pub struct At {
     pub position: u32,
 }
 
+/// An instruction in its section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Entry {
+    value: u32,
+    position: u32,
+    /// How many of the same operation and stage come before it in the section.
+    number: u32,
+}
+
+/// No instruction: a section is shorter.
+const NONE: Entry = Entry { value: u32::MAX, position: u32::MAX, number: u32::MAX };
+
 /// Where one operation of one stage is performed. See the module's text.
-#[derive(Clone, Debug)]
-pub struct Index {
+#[derive(Clone, Copy, Debug)]
+pub struct Index<'a> {
     step: u64,
-    prologue: HashMap<u32, u32>,
-    /// By residue: the value in the period and its position.
-    period: Vec<(u32, u32)>,
+    /// By residue.
+    period: &'a [Entry],
+    /// By residue: where its turns begin in `prologue`, and their end. Empty where there is no prologue.
+    leads: &'a [u32],
+    prologue: &'a [Entry],
 }
 
-/// The instructions of one stage, with their positions in its rank's stream.
-#[derive(Clone, Debug, Default)]
-pub struct Listing {
-    pub prologue: Vec<(u32, Instr)>,
-    pub period: Vec<(u32, Instr)>,
-}
-
-impl Listing {
-    /// By stage. Instructions of stages that do not exist are left out.
-    pub fn of(program: &Program) -> Vec<Listing> {
-        let mut listings = vec![Listing::default(); program.rank_of_stage.len()];
-        for stream in &program.streams {
-            for (position, i) in stream.prologue.iter().enumerate() {
-                if let Some(listing) = listings.get_mut(i.stage.index()) {
-                    listing.prologue.push((position as u32, *i));
-                }
-            }
-            for (position, i) in stream.period.iter().enumerate() {
-                if let Some(listing) = listings.get_mut(i.stage.index()) {
-                    listing.period.push((position as u32, *i));
-                }
-            }
-        }
-        listings
-    }
-
-    /// The instructions in the prologue, then those of the period.
-    pub fn instructions(&self) -> impl Iterator<Item = Instr> + Clone + '_ {
-        self.prologue.iter().chain(&self.period).map(|(_, i)| *i)
-    }
-}
-
-impl Index {
-    /// Indexes the instructions of `kind`, which advance by `step` a repetition.
-    ///
-    /// # Errors
-    /// A value that is performed not at all or twice, described.
-    pub fn new(listing: &Listing, kind: Kind, step: u32) -> Result<Self, String> {
-        let wanted = |(_, i): &&(u32, Instr)| Kind::of(i.op) == kind;
-        let count = listing.period.iter().filter(wanted).count();
-        if count != step as usize {
-            return Err(format!("the period has {count} of {step}"));
-        }
-        let mut period = vec![None; count];
-        for (position, i) in listing.period.iter().filter(wanted) {
-            let residue = &mut period[(i.mb % step) as usize];
-            if residue.replace((i.mb, *position)).is_some() {
-                return Err(format!("{} or a repetition of it is performed twice", i.mb));
-            }
-        }
-        let period: Vec<(u32, u32)> =
-            period.into_iter().map(|p| p.expect("as many as residues, all different")).collect();
-        let mut prologue = HashMap::new();
-        for (position, i) in listing.prologue.iter().filter(wanted) {
-            if i.mb >= period[(i.mb % step) as usize].0 || prologue.insert(i.mb, *position).is_some() {
-                return Err(format!("{} is performed twice", i.mb));
-            }
-        }
-        let due: u128 = period.iter().map(|(value, _)| u128::from(value / step)).sum();
-        if due != prologue.len() as u128 {
-            return Err(format!("the prologue has {} of {due}", prologue.len()));
-        }
-        Ok(Index { step: u64::from(step), prologue, period })
-    }
-
+impl Index<'_> {
     /// Values a repetition.
     pub fn step(&self) -> u64 {
         self.step
     }
 
+    /// Residue and turn of value `m`.
+    fn split(&self, m: u64) -> (usize, u64) {
+        if m < self.step { (m as usize, 0) } else { ((m % self.step) as usize, m / self.step) }
+    }
+
     /// Where value `m` is performed.
     pub fn at(&self, m: u64) -> At {
-        let (value, position) = self.period[(m % self.step) as usize];
-        match m.checked_sub(u64::from(value)) {
-            Some(later) => At { section: later / self.step + 1, position },
-            None => At { section: 0, position: self.prologue[&(m as u32)] },
+        let (residue, turn) = self.split(m);
+        self.place(residue, turn)
+    }
+
+    /// Where value `residue + turn * step` is performed.
+    pub fn place(&self, residue: usize, turn: u64) -> At {
+        match turn.checked_sub(self.turns(residue)) {
+            Some(later) => At { section: later + 1, position: self.period[residue].position },
+            None => At { section: 0, position: self.early(residue, turn).position },
         }
+    }
+
+    /// How many of the operation come before value `m` in the run.
+    pub fn number(&self, m: u64) -> u64 {
+        let (residue, turn) = self.split(m);
+        match turn.checked_sub(self.turns(residue)) {
+            Some(later) => self.prologue.len() as u64 + later * self.step + u64::from(self.period[residue].number),
+            None => u64::from(self.early(residue, turn).number),
+        }
+    }
+
+    /// Positions in the prologue and in the period, ascending.
+    pub fn positions(&self) -> (Vec<u32>, Vec<u32>) {
+        let ascending = |entries: &[Entry]| {
+            let mut positions: Vec<u32> = entries.iter().map(|entry| entry.position).collect();
+            positions.sort_unstable();
+            positions
+        };
+        (ascending(self.prologue), ascending(self.period))
+    }
+
+    fn early(&self, residue: usize, turn: u64) -> Entry {
+        self.prologue[self.leads[residue] as usize + turn as usize]
     }
 
     /// How many values of `m`'s residue the prologue performs.
     pub fn lead(&self, m: u64) -> u64 {
-        u64::from(self.period[(m % self.step) as usize].0) / self.step
+        self.turns(self.split(m).0)
     }
 
-    /// The values that stand for all in a comparison of `self` at `m` with `other` at `m + distance`.
-    pub fn witnesses<'a>(&'a self, other: &'a Index, distance: u64) -> impl Iterator<Item = u64> + 'a {
-        (0..self.step).flat_map(move |residue| {
-            let turns = self.lead(residue).max(other.lead(residue + distance)) + 1;
-            (0..=turns).map(move |turn| residue + turn * self.step)
+    /// How many values of the residue the prologue performs.
+    pub(super) fn turns(&self, residue: usize) -> u64 {
+        if self.leads.is_empty() { 0 } else { u64::from(self.leads[residue + 1] - self.leads[residue]) }
+    }
+
+    /// The first value, of those that stand for all, that is not performed before `other` performs the value so much larger:
+    /// none is if there is none among them.
+    pub fn first_not_before(&self, other: &Index, distance: u64) -> Option<u64> {
+        let (carried, rest) = (distance / self.step, (distance % self.step) as usize);
+        (0..self.period.len()).find_map(|residue| {
+            let over = residue + rest >= self.period.len();
+            let (later, more) = if over { (residue + rest - self.period.len(), 1) } else { (residue + rest, 0) };
+            let last = self.turns(residue).max(other.turns(later));
+            let wrong = |turn: &u64| self.place(residue, *turn) >= other.place(later, turn + carried + more);
+            (0..=last).find(wrong).map(|turn| residue as u64 + turn * self.step)
         })
     }
+}
+
+/// Operations of one stage in the arrays of [`Places`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Range {
+    period: u32,
+    prologue: u32,
+    /// Where the leads begin; with no prologue there are none.
+    leads: u32,
+    /// Instructions in the period and in the prologue.
+    counts: (u32, u32),
+}
+
+/// Where all operations of all stages are performed. See the module's text.
+#[derive(Clone, Debug)]
+pub struct Places {
+    /// By stage, then by kind.
+    ranges: Vec<Range>,
+    period: Vec<Entry>,
+    leads: Vec<u32>,
+    prologue: Vec<Entry>,
+}
+
+/// What is wrong with one operation of a stage.
+type Faults = Vec<Option<String>>;
+
+impl Places {
+    /// Finds the places of every instruction, proving coverage. Shape and placement must hold.
+    ///
+    /// # Errors
+    /// [`Violation::Coverage`], the first of each stage.
+    pub fn new(program: &Program) -> Result<Self, Vec<Violation>> {
+        let mut places = Places::counted(program);
+        let mut faults = vec![None; places.ranges.len()];
+        places.fill_periods(program, &mut faults);
+        places.fill_prologues(program, &mut faults);
+        let stages = program.rank_of_stage.len();
+        let found: Vec<Violation> = (0..stages).filter_map(|s| places.uncovered(program, s, &mut faults)).collect();
+        if found.is_empty() { Ok(places) } else { Err(found) }
+    }
+
+    /// Instructions in all sections.
+    pub fn len(&self) -> usize {
+        self.period.len() + self.prologue.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn counted(program: &Program) -> Self {
+        let mut ranges = vec![Range::default(); program.rank_of_stage.len() * Kind::ALL.len()];
+        for stream in &program.streams {
+            stream.period.iter().for_each(|i| ranges[slot(i)].counts.0 += 1);
+            stream.prologue.iter().for_each(|i| ranges[slot(i)].counts.1 += 1);
+        }
+        let (mut period, mut prologue) = (0, 0);
+        for range in &mut ranges {
+            (range.period, range.prologue) = (period, prologue);
+            period += range.counts.0;
+            prologue += range.counts.1;
+        }
+        Places {
+            ranges,
+            period: vec![NONE; period as usize],
+            leads: Vec::new(),
+            prologue: vec![NONE; prologue as usize],
+        }
+    }
+
+    fn fill_periods(&mut self, program: &Program, faults: &mut Faults) {
+        let mut numbers = vec![0; self.ranges.len()];
+        for stream in &program.streams {
+            for (position, i) in (0..).zip(&stream.period) {
+                let at = slot(i);
+                let (range, step) = (self.ranges[at], step(stream, i.op));
+                if range.counts.0 != step {
+                    // Found wanting in the end.
+                    continue;
+                }
+                let residue = if i.mb < step { i.mb } else { i.mb % step };
+                let entry = &mut self.period[(range.period + residue) as usize];
+                if *entry != NONE && faults[at].is_none() {
+                    faults[at] = Some(format!("{} or a repetition of it is performed twice", i.mb));
+                }
+                *entry = Entry { value: i.mb, position, number: numbers[at] };
+                numbers[at] += 1;
+            }
+        }
+    }
+
+    /// Entries of residues whose operations are all in the period, as often as that repeats.
+    fn complete(&self, at: usize, step: u32, faults: &Faults) -> Option<&[Entry]> {
+        let Range { period, counts, .. } = self.ranges[at];
+        (counts.0 == step && faults[at].is_none()).then(|| &self.period[period as usize..(period + counts.0) as usize])
+    }
+
+    fn fill_prologues(&mut self, program: &Program, faults: &mut Faults) {
+        for (at, kind) in (0..self.ranges.len()).zip(Kind::ALL.iter().cycle()) {
+            let stream = &program.streams[program.rank_of_stage[at / Kind::ALL.len()].index()];
+            let step = if *kind == Kind::U { stream.updates } else { stream.microbatches };
+            let Some(entries) = self.complete(at, step, faults) else { continue };
+            let due: u128 = entries.iter().map(|entry| u128::from(entry.value / step)).sum();
+            let count = self.ranges[at].counts.1;
+            if due == 0 && count == 0 {
+                continue;
+            }
+            if due != u128::from(count) {
+                let twice = performed_twice(stream, at, |residue| entries[residue].value, step);
+                faults[at] = Some(twice.unwrap_or_else(|| format!("the prologue has {count} of {due}")));
+                continue;
+            }
+            let mut begin = 0;
+            let mut leads = vec![0];
+            leads.extend(entries.iter().map(|entry| {
+                begin += entry.value / step;
+                begin
+            }));
+            self.ranges[at].leads = self.leads.len() as u32;
+            self.leads.append(&mut leads);
+        }
+        let mut numbers = vec![0; self.ranges.len()];
+        for stream in &program.streams {
+            for (position, i) in (0..).zip(&stream.prologue) {
+                let (at, step) = (slot(i), step(stream, i.op));
+                let Some(entries) = self.complete(at, step, faults) else { continue };
+                let (residue, turn) = (i.mb % step, i.mb / step);
+                let twice = || Some(format!("{} is performed twice", i.mb));
+                if i.mb >= entries[residue as usize].value {
+                    faults[at] = twice();
+                    continue;
+                }
+                let range = self.ranges[at];
+                let first = self.leads[(range.leads + residue) as usize];
+                let entry = &mut self.prologue[(range.prologue + first + turn) as usize];
+                if *entry != NONE {
+                    faults[at] = twice();
+                }
+                *entry = Entry { value: i.mb, position, number: numbers[at] };
+                numbers[at] += 1;
+            }
+        }
+    }
+
+    /// The first operation of a stage that is not performed as often as it should be.
+    fn uncovered(&self, program: &Program, s: usize, faults: &mut Faults) -> Option<Violation> {
+        let stage = StageId(s as u32);
+        let violation = |op, what| Violation::Coverage { stage, op, what };
+        if self.splits(s) && self.has(s, Kind::B) {
+            return Some(violation(Kind::B, "the backward pass is both whole and split".into()));
+        }
+        let stream = &program.streams[program.rank_of_stage[s].index()];
+        let borders = [program.border_before(s), program.border_after(s)].map(|border| border.is_some());
+        required(self.splits(s), borders).find_map(|op| {
+            let at = s * Kind::ALL.len() + op as usize;
+            let step = if op == Kind::U { stream.updates } else { stream.microbatches };
+            let count = self.ranges[at].counts.0;
+            if count != step {
+                return Some(violation(op, format!("the period has {count} of {step}")));
+            }
+            faults[at].take().map(|what| violation(op, what))
+        })
+    }
+
+    fn has(&self, s: usize, kind: Kind) -> bool {
+        self.ranges[s * Kind::ALL.len() + kind as usize].counts != (0, 0)
+    }
+
+    /// Whether the stage's backward pass is made of I and W.
+    pub fn splits(&self, s: usize) -> bool {
+        self.has(s, Kind::I) || self.has(s, Kind::W)
+    }
+
+    /// Where `kind` is performed on a stage that performs it.
+    pub fn of(&self, s: usize, kind: Kind) -> Index<'_> {
+        let Range { period, prologue, leads, counts } = self.ranges[s * Kind::ALL.len() + kind as usize];
+        let part = |begin: u32, length: u32| begin as usize..(begin + length) as usize;
+        Index {
+            step: u64::from(counts.0),
+            period: &self.period[part(period, counts.0)],
+            leads: if counts.1 == 0 { &[] } else { &self.leads[part(leads, counts.0 + 1)] },
+            prologue: &self.prologue[part(prologue, counts.1)],
+        }
+    }
+}
+
+fn slot(i: &Instr) -> usize {
+    i.stage.index() * Kind::ALL.len() + Kind::of(i.op) as usize
+}
+
+fn step(stream: &Stream, op: Op) -> u32 {
+    if op == Op::U { stream.updates } else { stream.microbatches }
+}
+
+/// What every stage performs, whose borders (before, after) have transfers or not.
+fn required(split: bool, [before, after]: [bool; 2]) -> impl Iterator<Item = Kind> {
+    let backward: &[Kind] = if split { &[Kind::I, Kind::W] } else { &[Kind::B] };
+    let wanted = move |kind: &Kind| match kind {
+        Kind::RecvF | Kind::SendB => before,
+        Kind::SendF | Kind::RecvB => after,
+        _ => true,
+    };
+    let transfers = [Kind::RecvF, Kind::SendF, Kind::RecvB, Kind::SendB];
+    [Kind::F].into_iter().chain(backward.iter().copied()).chain([Kind::U]).chain(transfers).filter(wanted)
+}
+
+/// A value in the prologue that the period performs too, or that comes again in the prologue.
+fn performed_twice(stream: &Stream, at: usize, period: impl Fn(usize) -> u32, step: u32) -> Option<String> {
+    let mut seen = HashSet::new();
+    let mut here = stream.prologue.iter().filter(|i| slot(i) == at);
+    let twice = here.find(|i| i.mb >= period((i.mb % step) as usize) || !seen.insert(i.mb))?;
+    Some(format!("{} is performed twice", twice.mb))
 }
