@@ -327,18 +327,31 @@ class Optimizer:
     """Optimizers written out from their papers and their authors' code. Decay is decoupled and applies to parameters of
     two or more dimensions. `torch_optimizer` below is PyTorch's own, for the synchronous runs."""
 
-    def __init__(self, spec, params, delay=0.0):
-        self.spec, self.params, self.updates, self.delay = spec, params, 0, delay
+    def __init__(self, spec, params, stage=0, stages=1):
+        self.spec, self.params, self.updates = spec, params, 0
+        # P-1-s updates: what a stage of the emulated pipeline has without accumulation.
+        self.delay = stages - 1 - stage
+        if "nesterov" in spec and spec["nesterov"].get("by_stage"):
+            mu = spec["nesterov"]["momentum"]
+            self.spec = {**spec, "nesterov": {"momentum": mu + self.delay * (0.99 - mu) / stages}}
+        if spec["kind"] == "nadam" and "nesterov" in spec:
+            self.spec = {**spec, "beta1": self.spec["nesterov"]["momentum"]}
         zeros = lambda: {name: torch.zeros_like(p) for name, p in params.items()}
         self.m, self.v, self.d, self.before = zeros(), zeros(), zeros(), None
         # The last update of each parameter, for error feedback.
         self.last = zeros()
+        # For Nesterov: weights before their look-ahead, now and one update ago.
+        self.behind = {name: p.clone() for name, p in params.items()}
+        self.behind_before = {name: p.clone() for name, p in params.items()}
         # NAdam's product of all momenta so far.
         self.momenta = 1.0
 
     @torch.no_grad()
     def step(self, grads):
         lr = learning_rate(self.spec["lr"], self.updates)
+        if "pipemare" in self.spec:
+            left = 1 - min(self.updates / self.spec["pipemare"]["anneal"], 1)
+            lr /= max(1, self.delay) ** left
         self.updates += 1
         if self.spec["kind"] == "nadam":
             self.momenta *= self.nesterov(self.updates)
@@ -346,14 +359,29 @@ class Optimizer:
             decay = self.spec["decay"] if w.dim() >= 2 else 0.0
             update = lr * getattr(self, self.spec["kind"])(name, grads[name])
             if "error_feedback" in self.spec:
-                delay = min(self.delay, self.updates - 1)
-                corrected = update + self.spec["error_feedback"]["lambda"] * delay * (update - self.last[name])
+                feedback = self.spec["error_feedback"]
+                delay = min(feedback.get("tau", self.delay), self.updates - 1)
+                corrected = update + feedback["lambda"] * delay * (update - self.last[name])
                 self.last[name], update = update, corrected
+            if "nesterov" in self.spec and self.spec["kind"] != "nadam":
+                self.look_ahead(name, w, update, lr * decay)
+                continue
             if self.spec["kind"] == "adan":
                 w.sub_(update).div_(1 + lr * decay)
             else:
                 w.mul_(1 - lr * decay).sub_(update)
         self.before = {name: g.clone() for name, g in grads.items()}
+
+    def look_ahead(self, name, w, update, decay):
+        """The parameter w is the point that looks ahead, x + c (x - x before). Its gradient moves x; decay moves all by a share."""
+        c = self.spec["nesterov"]["momentum"]
+        x, before = self.behind[name], self.behind_before[name]
+        ahead = c * (x - before)
+        new = x + ahead - (1 - c) * update
+        # Decay takes its share of w; the change of x stays as it is.
+        decayed = w * (1 - decay) - w
+        self.behind_before[name], self.behind[name] = x + decayed, new + decayed
+        w.copy_(new + c * (new - x) + decayed)
 
     # Each takes a parameter's name and gradient, updates its states, and returns the update before the learning rate.
 

@@ -5,10 +5,8 @@ use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::Source;
 use artifact::bundle::Bundle;
-use artifact::program::{Correction, DataShape, LearningRate, Manifest, Proved};
-use dsl::spec::Spec;
+use artifact::program::{DataShape, LearningRate, Manifest, Proved};
 use indicatif::{ProgressBar, ProgressStyle};
-use plan::facts::{Facts, StageFacts};
 
 /// Compiles all kernels and assembles the bundle of a [`manifest`].
 pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> {
@@ -45,7 +43,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
         },
         optimizer: driver::optimizer(spec.optimizer.value),
         learning_rate: learning_rate(spec.learning_rate.value),
-        correction: correction(spec, facts),
+        correction: spec.staleness.correction.as_ref().map(|c| driver::correction(c.value, &facts.stages)),
         boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
         program: analysed.program.clone(),
         stages: build.stages.clone(),
@@ -57,18 +55,6 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             bubble: facts.ranks.iter().map(|r| r.bubble).collect(),
         },
     }
-}
-
-/// With the delay that the spec gives, or the one that was proved; the plan was refused if there is none.
-fn correction(spec: &Spec, facts: &Facts) -> Option<Correction> {
-    use dsl::spec::Correction as Asked;
-    let proved = |s: &StageFacts| s.delay_uniform.expect("checked with the plan") as f64;
-    Some(match spec.staleness.correction.as_ref()?.value {
-        Asked::ErrorFeedback { lambda, tau } => Correction::ErrorFeedback {
-            lambda,
-            delay: facts.stages.iter().map(|s| tau.unwrap_or_else(|| proved(s))).collect(),
-        },
-    })
 }
 
 fn learning_rate(lr: dsl::spec::LearningRate) -> LearningRate {

@@ -4,7 +4,7 @@ use crate::cli::SpecArgs;
 use crate::failure::Failure;
 use crate::render::{self, Source};
 use crate::table;
-use artifact::optimizer::{CorrectionKind, UpdateRule};
+use artifact::optimizer::{Correction, UpdateRule};
 use artifact::program::{Memory, Optimizer};
 use artifact::stream::Program;
 use dsl::Set;
@@ -18,7 +18,7 @@ use model::profile::Profile;
 use model::target::CpuClass;
 use plan::Shape;
 use plan::Subject;
-use plan::facts::Facts;
+use plan::facts::{Facts, StageFacts};
 use plan::time::Costs;
 use std::path::Path;
 
@@ -320,11 +320,32 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
 
 /// The rule of the spec's updates.
 pub fn rule(spec: &Spec) -> UpdateRule {
+    let kind = optimizer(spec.optimizer.value).kind();
+    let asked = spec.staleness.correction.as_ref();
+    UpdateRule { kind, correction: asked.and_then(|c| correction(c.value, &[]).kind(kind)) }
+}
+
+/// The correction as a bundle has it, for stages of which these facts are known. Refused plans have none that it needs.
+pub fn correction(asked: dsl::spec::Correction, stages: &[StageFacts]) -> Correction {
     use dsl::spec::Correction as Asked;
-    let correction = spec.staleness.correction.as_ref().map(|asked| match asked.value {
-        Asked::ErrorFeedback { .. } => CorrectionKind::ErrorFeedback,
-    });
-    UpdateRule { kind: optimizer(spec.optimizer.value).kind(), correction }
+    match asked {
+        Asked::ErrorFeedback { lambda, tau } => {
+            let proved = |s: &StageFacts| s.delay_uniform.expect("checked with the plan") as f64;
+            Correction::ErrorFeedback {
+                lambda,
+                delay: stages.iter().map(|s| tau.unwrap_or_else(|| proved(s))).collect(),
+            }
+        }
+        Asked::Nesterov { momentum, by_stage } => {
+            let late = stages.iter().any(|s| s.delay.max > 0);
+            let more = if by_stage && late { dsl::spec::MOMENTUM_MOST - momentum } else { 0.0 };
+            let of = |s: usize| momentum + (stages.len() - 1 - s) as f64 * more / stages.len() as f64;
+            Correction::Nesterov { momentum: (0..stages.len()).map(of).collect() }
+        }
+        Asked::PipeMare { anneal } => {
+            Correction::PipeMare { anneal, delay: stages.iter().map(|s| s.delay.mean).collect() }
+        }
+    }
 }
 
 /// The spec's optimizer as a bundle has it.

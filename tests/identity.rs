@@ -9,6 +9,7 @@ machine { ranks = 1 }
 pipeline { schedule = gpipe, microbatch = 3, accumulate = 4 }
 optimizer = adamw { lr = cosine(3e-3, warmup = 2, total = 12) }
 ";
+const SPEC_OPTIMIZER: &str = "adamw { lr = cosine(3e-3, warmup = 2, total = 12) }";
 
 fn losses(project: &Project, sets: &[&str]) -> Vec<u64> {
     let more: Vec<&str> = sets.iter().flat_map(|s| ["--set", s]).collect();
@@ -130,5 +131,25 @@ fn every_optimizer_agrees_on_one_and_four_ranks_and_unfused() {
         assert_eq!(with(&["machine.ranks=4", "pipeline.fuse=off"]), one, "{optimizer}");
         assert!(!seen.contains(&one), "{optimizer} trains like another optimizer");
         seen.push(one);
+    }
+}
+
+/// Without delays the corrections for them change nothing, and looking ahead is the same on every number of ranks.
+#[test]
+fn corrections_agree_on_one_and_four_ranks_and_unfused() {
+    let project = Project::new(&format!("{SPEC}staleness {{ correction = error_feedback }}"));
+    let one_f_one_b = "pipeline.schedule=one_f_one_b";
+    let plain = losses(&Project::new(SPEC), &[one_f_one_b]);
+    for (correction, optimizer, same) in [
+        ("error_feedback", SPEC_OPTIMIZER, true),
+        ("pipemare { anneal = 6 }", SPEC_OPTIMIZER, true),
+        ("nesterov { momentum = 0.9 }", "sgd { lr = 0.5 }", false),
+        ("nesterov { momentum = 0.9, by_stage = on }", "nadam", false),
+    ] {
+        let (correction, optimizer) = (format!("staleness.correction={correction}"), format!("optimizer={optimizer}"));
+        let with = |more: &[&str]| losses(&project, &[&[one_f_one_b, &correction, &optimizer], more].concat());
+        let one = with(&[]);
+        assert_eq!(with(&["machine.ranks=4", "pipeline.fuse=off"]), one, "{correction}");
+        assert!(!same || one == plain, "{correction}");
     }
 }

@@ -4,6 +4,7 @@
 //! what depends on it is not reported again.
 
 mod chunks;
+mod correction;
 mod cost;
 mod cover;
 mod device;
@@ -101,6 +102,11 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let staleness = pipeline::staleness(cx, items.staleness);
     let optimizer = optimizer::optimizer(cx, items.optimizer);
     let require = pipeline::require(cx, items.require, model.is_some(), machine.as_ref().map(|m| &m.ranks));
+    if let (Some(correction), Some((optimizer, _))) =
+        (staleness.as_ref().and_then(|s| s.correction.as_ref()), &optimizer)
+    {
+        correction::fits(cx, correction, optimizer);
+    }
     let (pipeline, schedule) = pipeline?;
     let (optimizer, learning_rate) = optimizer?;
     Some(Spec {

@@ -210,9 +210,12 @@ pub struct Staleness {
     pub drift: Option<At<u64>>,
     /// `delay <= n`.
     pub delay: Option<At<u64>>,
-    /// `correction = error_feedback { … }`.
+    /// `correction = error_feedback { … }` or another one.
     pub correction: Option<At<Correction>>,
 }
+
+/// Momentum of `nesterov` by default, and with `by_stage` that of the first stage in the limit of many.
+pub const MOMENTUM_MOST: f64 = 0.99;
 
 /// How updates are corrected for their delay.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,6 +226,14 @@ pub enum Correction {
         /// The delay to correct for, in updates; none: the proved one.
         tau: Option<f64>,
     },
+    /// By weights that look ahead along their last change.
+    Nesterov {
+        /// With `by_stage` the last stage's; those before it have more, up to 0.99.
+        momentum: f64,
+        by_stage: bool,
+    },
+    /// By learning rates that fall with the delay, in full at first and no more after `anneal` updates.
+    PipeMare { anneal: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -227,6 +227,15 @@ fn corrections_with_faults() {
         "error_feedback { lambda = 11, tau = -1 }",
         "error_feedback { tau = 1 us, kappa = 2 }",
         "error_feedback(1)",
+        "nesterov { momentum = 1, by_stage = maybe }",
+        "nesterov { momentum = 0.995, by_stage = on }",
+        "nesterov }\noptimizer = adamw {",
+        "nesterov }\noptimizer = sgd { lr = 1, momentum = 0.9",
+        "nesterov }\noptimizer = adan {",
+        "nesterov }\noptimizer = lion {",
+        "nesterov }\noptimizer = signum {",
+        "pipemare",
+        "pipemare { anneal = 0 }",
     ] {
         let line = format!("staleness {{ correction = {value} }}");
         let text = format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, accumulate = 4 }}\n{line}\n");

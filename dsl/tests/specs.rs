@@ -127,6 +127,17 @@ fn corrections() {
         let found = correction(&format!("correction = {text}")).expect("given");
         assert_eq!(found.value, Correction::ErrorFeedback { lambda, tau }, "{text}");
     }
+    let nesterov = |momentum, by_stage| Correction::Nesterov { momentum, by_stage };
+    for (text, optimizer, expected) in [
+        ("nesterov", "sgd { lr = 1 }", nesterov(0.99, false)),
+        ("nesterov { momentum = 0.5 }", "adamw { betas = (0, 0.95) }", nesterov(0.5, false)),
+        ("nesterov { by_stage = on }", "nadam", nesterov(0.9, true)),
+        ("nesterov { by_stage = on, momentum = 0.99 }", "nadam", nesterov(0.99, true)),
+        ("pipemare { anneal = 1000 }", "adan", Correction::PipeMare { anneal: 1000 }),
+    ] {
+        let found = correction(&format!("correction = {text} }}\noptimizer = {optimizer}\nrequire {{"));
+        assert_eq!(found.expect("given").value, expected, "{text}");
+    }
     let set =
         load(&small("staleness { correction = error_feedback }"), &["staleness.correction=error_feedback { tau = 2 }"]);
     let corrected = set.staleness.correction.expect("given").value;

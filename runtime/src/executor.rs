@@ -6,7 +6,7 @@
 use crate::clock::thread_ns;
 use crate::control::{Control, GivenUp};
 use crate::data::Batches;
-use crate::hyper;
+use crate::hyper::{self, Terms};
 use crate::map::Kernels;
 use crate::rank::{Kind, Rank};
 use crate::reports::Reports;
@@ -251,8 +251,9 @@ impl<'a> Worker<'a> {
     fn write_hyper(&mut self, local: usize, update: u64) {
         let m = self.shared.manifest;
         let stage = self.stage(local).stage.index();
-        let feedback = m.correction.as_ref().map_or(0.0, |c| c.factor(stage, update));
-        let vectors = hyper::vectors(&m.optimizer, &m.learning_rate, self.updates_before + update, feedback);
+        let of_run = self.updates_before + update;
+        let terms = m.correction.as_ref().map_or(Terms::NONE, |c| Terms::of(c, stage, update, of_run));
+        let vectors = hyper::vectors(&m.optimizer, &m.learning_rate, of_run, &terms);
         let place = self.stage(local).io.hyper;
         let out = self.rank.arena.view_mut::<f32>(&place, 0);
         out[..HYPER_LEN].copy_from_slice(&vectors[0]);

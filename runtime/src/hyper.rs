@@ -1,7 +1,7 @@
 //! Hyper-parameters of an update, as its kernels read them: `artifact::optimizer` has formulas and layout.
 //! Computed in f64 and rounded once.
 
-use artifact::optimizer::{HYPER_FEEDBACK, HYPER_KEPT, HYPER_LEN, Optimizer};
+use artifact::optimizer::{Correction, HYPER_CORRECTION, HYPER_KEPT, HYPER_LEN, Optimizer};
 use artifact::program::LearningRate;
 
 /// Learning rate of a 0-based update.
@@ -30,13 +30,52 @@ pub fn learning_rate(schedule: &LearningRate, update: u64) -> f64 {
     }
 }
 
+/// What a correction gives to the hyper-parameters of one update.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// Times the learning rate.
+    rate: f64,
+    /// In place of the b1 of an optimizer that looks ahead by itself.
+    momentum: Option<f64>,
+    /// From [`HYPER_CORRECTION`] on.
+    factors: [f64; 2],
+}
+
+impl Terms {
+    /// Without a correction.
+    pub const NONE: Terms = Terms { rate: 1.0, momentum: None, factors: [0.0; 2] };
+
+    /// Of a 0-based update of the run, the `since_empty`-th (from 0) since the pipeline was empty.
+    pub fn of(correction: &Correction, stage: usize, since_empty: u64, update: u64) -> Self {
+        match correction {
+            Correction::ErrorFeedback { lambda, delay } => {
+                Terms { factors: [lambda * delay[stage].min(since_empty as f64), 0.0], ..Terms::NONE }
+            }
+            Correction::Nesterov { momentum } => {
+                let c = momentum[stage];
+                Terms { momentum: Some(c), factors: [c, 1.0 - c], ..Terms::NONE }
+            }
+            Correction::PipeMare { anneal, delay } => {
+                let left = 1.0 - (update as f64 / *anneal as f64).min(1.0);
+                Terms { rate: libm::pow(delay[stage].max(1.0), -left), ..Terms::NONE }
+            }
+        }
+    }
+}
+
 /// The vectors of a 0-based update: for parameters with decay, then without.
-/// `feedback`: the factor of error feedback, 0 without.
-pub fn vectors(optimizer: &Optimizer, schedule: &LearningRate, update: u64, feedback: f64) -> [[f32; HYPER_LEN]; 2] {
-    let lr = learning_rate(schedule, update);
+pub fn vectors(optimizer: &Optimizer, schedule: &LearningRate, update: u64, terms: &Terms) -> [[f32; HYPER_LEN]; 2] {
+    let lr = learning_rate(schedule, update) * terms.rate;
     let mut vector = [0.0; HYPER_LEN];
-    (vector[HYPER_KEPT], vector[HYPER_FEEDBACK]) = (1.0, feedback);
-    let kept = constants(optimizer, lr, update + 1, &mut vector);
+    vector[HYPER_KEPT] = 1.0;
+    vector[HYPER_CORRECTION..][..2].copy_from_slice(&terms.factors);
+    let optimizer = match *optimizer {
+        Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
+            Optimizer::NAdam { beta1: terms.momentum.unwrap_or(beta1), beta2, eps, momentum_decay, decay }
+        }
+        other => other,
+    };
+    let kept = constants(&optimizer, lr, update + 1, &mut vector);
     let without = vector.map(|x| x as f32);
     vector[HYPER_KEPT] = kept;
     [vector.map(|x| x as f32), without]
@@ -134,7 +173,7 @@ mod tests {
     #[test]
     fn adamw_corrects_the_bias_of_the_first_step() {
         let optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
-        let [with, without] = vectors(&optimizer, &LearningRate::Constant { lr: 0.01 }, 0, 0.0);
+        let [with, without] = vectors(&optimizer, &LearningRate::Constant { lr: 0.01 }, 0, &Terms::NONE);
         assert_eq!(with[..6], [0.9, 0.1, 0.95, 0.05, 20.0, 1e-8f64].map(|x| x as f32));
         assert!((with[6] - 0.1).abs() < 1e-6);
         assert_eq!((with[7], without[7]), (0.999, 1.0));
@@ -149,7 +188,7 @@ mod tests {
         let mut product = 1.0;
         for t in 1..=2000 {
             product *= momentum(t);
-            let [h, _] = vectors(&optimizer, &LearningRate::Constant { lr }, t as u64 - 1, 0.0);
+            let [h, _] = vectors(&optimizer, &LearningRate::Constant { lr }, t as u64 - 1, &Terms::NONE);
             let along_m = lr * momentum(t + 1) / (1.0 - product * momentum(t + 1));
             let along_g = lr * (1.0 - momentum(t)) / (1.0 - product);
             assert!((f64::from(h[6]) / along_m - 1.0).abs() < 1e-7, "update {t}");
@@ -160,8 +199,37 @@ mod tests {
     #[test]
     fn adan_knows_of_no_change_at_first_and_decays_after_the_step() {
         let optimizer = Optimizer::Adan { beta1: 0.98, beta2: 0.92, beta3: 0.99, eps: 1e-8, decay: 0.1 };
-        let at = |update| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, update, 0.0);
+        let at = |update| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, update, &Terms::NONE);
         assert_eq!((at(0)[0][11], at(1)[0][11]), (0.0, 1.0));
         assert_eq!((at(0)[0][7], at(0)[1][7]), ((1.0 / 1.05f64) as f32, 1.0));
+    }
+
+    #[test]
+    fn learning_rates_grow_to_the_schedule_s_where_gradients_are_late() {
+        let correction = Correction::PipeMare { anneal: 100, delay: vec![4.0, 0.25] };
+        let rate = |stage, update| Terms::of(&correction, stage, 7, update).rate;
+        for (update, expected) in [(0, 0.25), (50, 0.5), (100, 1.0), (1000, 1.0)] {
+            assert!((rate(0, update) - expected).abs() < 1e-15, "update {update}");
+            assert_eq!(rate(1, update), 1.0);
+        }
+    }
+
+    #[test]
+    fn feedback_is_for_as_many_updates_as_were_made() {
+        let correction = Correction::ErrorFeedback { lambda: 0.5, delay: vec![3.0, 0.75] };
+        let factor = |stage, since_empty| Terms::of(&correction, stage, since_empty, since_empty + 40).factors[0];
+        assert_eq!([0, 1, 2, 3, 9].map(|update| factor(0, update)), [0.0, 0.5, 1.0, 1.5, 1.5]);
+        assert_eq!([0, 1, 9].map(|update| factor(1, update)), [0.0, 0.375, 0.375]);
+    }
+
+    #[test]
+    fn looking_ahead_takes_the_place_of_nadam_s_momentum() {
+        let lr = LearningRate::Constant { lr: 0.5 };
+        let nadam = |beta1| Optimizer::NAdam { beta1, beta2: 0.99, eps: 1e-8, momentum_decay: 0.004, decay: 0.1 };
+        let correction = Correction::Nesterov { momentum: vec![0.95, 0.9] };
+        let terms = Terms::of(&correction, 0, 0, 5);
+        let [h, _] = vectors(&nadam(0.8), &lr, 5, &terms);
+        assert_eq!(h[..12], vectors(&nadam(0.95), &lr, 5, &Terms::NONE)[0][..12]);
+        assert_eq!(h[12..14], [0.95, 0.05].map(|x: f64| x as f32));
     }
 }

@@ -7,12 +7,18 @@ use model::kernel::{CorrectionKind, OptimizerKind, UpdateRule};
 pub const ADAMW: UpdateRule = UpdateRule::plain(OptimizerKind::AdamW);
 pub const SGD: UpdateRule = UpdateRule::plain(OptimizerKind::Sgd);
 
-/// Every optimizer, and two with error feedback: one that decays before its step and one that does after.
+/// Every optimizer, and every correction; one with an optimizer that decays after its step.
 pub fn rules() -> Vec<UpdateRule> {
-    let plain = OptimizerKind::ALL.map(UpdateRule::plain);
-    let corrected = [OptimizerKind::Sgd, OptimizerKind::Adan]
-        .map(|kind| UpdateRule { kind, correction: Some(CorrectionKind::ErrorFeedback) });
-    plain.into_iter().chain(corrected).collect()
+    let corrected = [
+        corrected(OptimizerKind::Sgd, CorrectionKind::ErrorFeedback),
+        corrected(OptimizerKind::Adan, CorrectionKind::ErrorFeedback),
+        corrected(OptimizerKind::Sgd, CorrectionKind::Nesterov),
+    ];
+    OptimizerKind::ALL.map(UpdateRule::plain).into_iter().chain(corrected).collect()
+}
+
+pub const fn corrected(kind: OptimizerKind, correction: CorrectionKind) -> UpdateRule {
+    UpdateRule { kind, correction: Some(correction) }
 }
 
 /// A second-moment estimate must not be negative.
@@ -26,7 +32,12 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
     let (lr, decay, step) = (1e-3f64, 0.1f64, 3);
     let average = |beta: f64| [beta, 1.0 - beta];
     let corrected = |beta: f64| 1.0 - beta.powi(step);
-    (h[7], h[12]) = (1.0 - lr * decay, if rule.correction.is_some() { 1.5 } else { 0.0 });
+    h[7] = 1.0 - lr * decay;
+    match rule.correction {
+        Some(CorrectionKind::ErrorFeedback) => h[12] = 1.5,
+        Some(CorrectionKind::Nesterov) => h[12..14].copy_from_slice(&average(0.95)),
+        None => {}
+    }
     match rule.kind {
         OptimizerKind::AdamW => {
             h[..2].copy_from_slice(&average(0.9));
@@ -69,13 +80,17 @@ pub fn parameter(rule: UpdateRule, len: usize) -> Vec<Vec<f32>> {
 /// The update of one element; `cells`: the weight, then the states.
 pub fn update(rule: UpdateRule, h: &[f64], g: f64, cells: &mut [f64]) {
     let (w, states) = cells.split_first_mut().expect("a weight");
-    let (states, last) = states.split_at_mut(rule.kind.states().len());
+    let (states, more) = states.split_at_mut(rule.kind.states().len());
     let step = step(rule.kind, h, g, states);
-    let mut taken = step;
-    if let [last] = last {
-        taken += h[12] * (step - *last);
-        *last = step;
-    }
+    let taken = match (rule.correction, more) {
+        (None, []) => step,
+        (Some(CorrectionKind::ErrorFeedback), [last]) => step + h[12] * (step - std::mem::replace(last, step)),
+        (Some(CorrectionKind::Nesterov), [ahead]) => {
+            *ahead = h[12] * *ahead + h[13] * step;
+            h[13] * step + h[12] * *ahead
+        }
+        (other, _) => panic!("{other:?} has other states"),
+    };
     *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { h[7] * *w - taken };
 }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod call;
+mod corrections;
 mod harness;
 mod infrastructure;
 mod math;

@@ -1,9 +1,8 @@
 //! The elementwise update against f64.
 
-use crate::harness::Runnable;
 use crate::harness::{Data, assert_close, random, run, runnable};
-use crate::optimizers::{ADAMW, SGD, hyper, parameter, rules, updated};
-use model::kernel::{CorrectionKind, KernelOp, OptimizerKind, UpdateRule};
+use crate::optimizers::{ADAMW, hyper, parameter, rules, updated};
+use model::kernel::{KernelOp, OptimizerKind, UpdateRule};
 
 /// The operands of an update: gradient, weight and states, hyper-parameters.
 fn operands(gradient: &[f32], parameter: &[Vec<f32>], hyper: &[f32]) -> Vec<Data> {
@@ -81,56 +80,6 @@ fn nothing_is_contracted_or_reordered() {
             let ew = w[i] * h[7] - em / ((ev * h[4]).sqrt() + h[5]) * h[6];
             let found = [1, 2, 3].map(|k| after[k].f32()[i].to_bits());
             assert_eq!(found, [ew, em, ev].map(f32::to_bits), "element {i}, {cpu:?}");
-        }
-    }
-}
-
-/// Whether the quadratic h w²/2 with `lr h = curvature` grows under the compiled update with the gradient `delay` updates old,
-/// element by element. The second half of the run is compared with the first, in the size of the largest weight.
-fn grows(rule: UpdateRule, beta: f64, delay: usize, curvature: &[f64], steps: usize) -> Vec<bool> {
-    let len = curvature.len();
-    let kernel = Runnable::new(KernelOp::Update { len: len as u64, rule }, runnable()[0]);
-    let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
-    // SGD's velocity, times 1 - beta, is the running average of the table.
-    (h[0], h[6], h[7]) = (beta as f32, (1.0 - beta) as f32, 1.0);
-    let mut parameter = vec![vec![1e-3f32; len]];
-    parameter.extend(rule.states().iter().map(|_| vec![0.0; len]));
-    let mut seen = vec![parameter[0].clone(); delay + 1];
-    let mut largest = vec![[0.0f32; 2]; len];
-    for k in 0..steps {
-        h[12] = if rule.correction.is_some() { delay.min(k) as f32 } else { 0.0 };
-        let g: Vec<f32> = seen[0].iter().zip(curvature).map(|(w, c)| w * *c as f32).collect();
-        let after = kernel.call(&operands(&g, &parameter, &h));
-        for (i, p) in parameter.iter_mut().enumerate() {
-            *p = after[i + 1].f32().to_vec();
-        }
-        seen.remove(0);
-        seen.push(parameter[0].clone());
-        let half = usize::from(k >= steps / 2);
-        for (l, w) in largest.iter_mut().zip(&parameter[0]) {
-            // NaN is more than everything.
-            l[half] = if w.abs() <= l[half] { l[half] } else { w.abs() };
-        }
-    }
-    largest.iter().map(|[first, second]| !(second <= first)).collect()
-}
-
-/// The largest stable lr h of gradient descent with an averaged gradient, within 1 %: synchronous, one update late, and one
-/// update late with error feedback.
-#[test]
-fn the_limits_of_stability_are_the_tables() {
-    let corrected = UpdateRule { correction: Some(CorrectionKind::ErrorFeedback), ..SGD };
-    let golden = (5f64.sqrt() - 1.0) / 2.0;
-    for (beta, steps, limits) in [
-        (0.0, 2000, [2.0, 1.0, golden]),
-        (0.5, 3000, [6.0, 1.0, 1.0]),
-        (0.9, 8000, [38.0, 1.0, 2.7016]),
-        (0.95, 16000, [78.0, 1.0, 4.0]),
-    ] {
-        for ((rule, delay), limit) in [(SGD, 0), (SGD, 1), (corrected, 1)].into_iter().zip(limits) {
-            let curvature = [0.5, 0.9, 0.99, 1.01, 1.1].map(|part| part * limit);
-            let found = grows(rule, beta, delay, &curvature, steps);
-            assert_eq!(found, [false, false, false, true, true], "beta {beta}, delay {delay}, {rule:?}");
         }
     }
 }

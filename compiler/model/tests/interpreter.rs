@@ -5,7 +5,7 @@
 //! Memory is an [`Arena`] of *cells*, one f64 for every 4 bytes of the real arena: an f32 or u32 element at byte b is cell b/4. An f64 element (the
 //! loss) is in the first of its two cells. So offsets mean what they mean at run time, and values keep f64's precision.
 
-use model::kernel::{Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdateRule};
+use model::kernel::{CorrectionKind, Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdateRule};
 use model::operands::operands;
 use std::ops::Range;
 
@@ -115,7 +115,7 @@ fn update(arena: &mut Arena, rule: UpdateRule, gradient: &[f64], hyper: &[f64], 
 fn updated(rule: UpdateRule, h: &[f64], g: f64, values: &mut [f64]) {
     let sign = |x: f64| if x == 0.0 { 0.0 } else { x.signum() };
     let (w, states) = values.split_first_mut().expect("a weight");
-    let (states, last) = states.split_at_mut(rule.kind.states().len());
+    let (states, more) = states.split_at_mut(rule.kind.states().len());
     let step = match (rule.kind, states) {
         (OptimizerKind::AdamW, [m, v]) => {
             (*m, *v) = (*m * h[0] + g * h[1], *v * h[2] + g * g * h[3]);
@@ -146,11 +146,15 @@ fn updated(rule: UpdateRule, h: &[f64], g: f64, values: &mut [f64]) {
         }
         (other, _) => panic!("{other:?} has other states"),
     };
-    let mut taken = step;
-    if let [last] = last {
-        taken += h[12] * (step - *last);
-        *last = step;
-    }
+    let taken = match (rule.correction, more) {
+        (None, []) => step,
+        (Some(CorrectionKind::ErrorFeedback), [last]) => step + h[12] * (step - std::mem::replace(last, step)),
+        (Some(CorrectionKind::Nesterov), [ahead]) => {
+            *ahead = *ahead * h[12] + step * h[13];
+            step * h[13] + *ahead * h[12]
+        }
+        (other, _) => panic!("{other:?} has other states"),
+    };
     *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { *w * h[7] - taken };
 }
 

@@ -24,8 +24,8 @@ pub struct Subject<'a> {
     pub boundary: Option<u64>,
     pub drift: Option<At<u64>>,
     pub delay: Option<At<u64>>,
-    /// Where error feedback for the proved delay was asked for.
-    pub feedback: Option<Span>,
+    /// How updates are corrected for their delay.
+    pub correction: Option<At<Correction>>,
     /// Fraction, 0..1, of every rank.
     pub bubble: Option<At<f64>>,
 }
@@ -40,7 +40,7 @@ impl<'a> Subject<'a> {
             boundary: None,
             drift: None,
             delay: None,
-            feedback: None,
+            correction: None,
             bubble: None,
         }
     }
@@ -54,15 +54,10 @@ impl<'a> Subject<'a> {
             boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
             drift: spec.staleness.drift.clone(),
             delay: spec.staleness.delay.clone(),
-            feedback: feedback(spec),
+            correction: spec.staleness.correction.clone(),
             bubble: spec.require.bubble.clone(),
         }
     }
-}
-
-fn feedback(spec: &Spec) -> Option<Span> {
-    let correction = spec.staleness.correction.as_ref()?;
-    matches!(correction.value, Correction::ErrorFeedback { tau: None, .. }).then(|| correction.span.clone())
 }
 
 /// Everything found out about a program, for the diagnostics of bounds.

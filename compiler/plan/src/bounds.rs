@@ -7,7 +7,7 @@ use crate::facts::Proof;
 use crate::order::{self, ACTIONS_MAX};
 use crate::steady::steady;
 use crate::versions::{Measure, StageVersions, versions};
-use dsl::diag::{Diagnostic, Label, Span};
+use dsl::diag::{Diagnostic, Label};
 use dsl::schedule::{Action, Backward, Schedule, Update};
 use dsl::spec::At;
 
@@ -36,28 +36,12 @@ pub(crate) fn check(
             diagnostics.push(measured.failed(subject, bound, stage, &worst));
         }
     }
-    if let Some(span) = &subject.feedback {
-        feedback(span, findings, proofs, diagnostics);
+    if let Some(correction) = &subject.correction {
+        crate::correction::check(correction, findings, proofs, diagnostics);
     }
     if let Some(bound) = &subject.bubble {
         bubble(subject, findings, bound, proofs, diagnostics);
     }
-}
-
-/// Error feedback for the proved delay needs all micro-batches of an update to have one.
-fn feedback(span: &Span, findings: &Findings, proofs: &mut Vec<Proof>, diagnostics: &mut Vec<Diagnostic>) {
-    let mixed = findings.versions.iter().enumerate().find(|(_, v)| v.delay_uniform.is_none());
-    proofs.push(Proof {
-        claim: "all micro-batches of an update have the same delay, on every stage".into(),
-        holds: mixed.is_none(),
-        by: "every micro-batch up to the steady state was compared with the update that it goes into".into(),
-    });
-    let Some((stage, versions)) = mixed else { return };
-    let mean = versions.delay.staleness.mean;
-    let message = format!("updates of stage {stage} mix gradients of different delays");
-    let found = Diagnostic::error("P0330", span.clone(), message).here("has no one delay to correct for");
-    let found = found.note(format!("the largest delay is {}, the mean {mean:.2}", versions.delay.staleness.max));
-    diagnostics.push(found.help("give the delay to correct for, such as the mean: `error_feedback { tau = 0.5 }`"));
 }
 
 /// A staleness measure and how it is spoken of.

@@ -8,6 +8,7 @@ mod analyse;
 mod block;
 mod bounds;
 mod buffers;
+mod correction;
 pub mod cover;
 pub mod critical;
 mod deadlock;

@@ -2,11 +2,11 @@
 
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{ACCUMULATE_MAX, CHUNKS_MAX, Context, GRID_MAX, cover, not_yet, partition};
-use crate::ast::{Block, Body, Entry, Relation, Value, ValueKind};
+use super::{ACCUMULATE_MAX, CHUNKS_MAX, Context, GRID_MAX, correction, cover, not_yet, partition};
+use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
 use crate::schedule::Schedule;
-use crate::spec::{At, Correction, Model, Pipeline, Require, Staleness, Weights};
+use crate::spec::{At, Model, Pipeline, Require, Staleness, Weights};
 use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
@@ -20,8 +20,6 @@ pub(super) const STALENESS: Keys = Keys {
     known: &["weights", "drift", "delay", "correction"],
     later: &["error_feedback", "compensate", "predict"],
 };
-
-const ERROR_FEEDBACK: Keys = Keys { block: "error_feedback", known: &["lambda", "tau"], later: &[] };
 
 pub(super) const REQUIRE: Keys =
     Keys { block: "require", known: &["memory", "bubble"], later: &["drift", "delay", "throughput", "makespan"] };
@@ -188,47 +186,13 @@ pub(super) fn staleness(cx: &mut Context, block: Option<&Block>) -> Option<Stale
     };
     let mut bound = |key| section.bound(cx, key).map(|v| cx.count(v, key, 0..=u64::from(u32::MAX)));
     let (drift, delay) = (bound("drift"), bound("delay"));
-    let correction = section.value(cx, "correction").map(|v| error_feedback(cx, v));
+    let correction = section.value(cx, "correction").map(|v| correction::correction(cx, v));
     Some(Staleness {
         weights: At { value: Weights::Current, span: span? },
         drift: given(drift)?,
         delay: given(delay)?,
         correction: given(correction)?,
     })
-}
-
-/// `error_feedback`, `error_feedback { lambda = 1, tau = 0.5 }`
-fn error_feedback(cx: &mut Context, value: &Value) -> Option<At<Correction>> {
-    let empty = Body { entries: Vec::new(), span: value.span.clone(), broken: false };
-    let (name, head, body) = match &value.kind {
-        ValueKind::Word(word) => (word, &value.span, &empty),
-        ValueKind::Record(Some(name), body) => (&name.text, &name.span, body),
-        ValueKind::Invalid => return None,
-        other => {
-            let message = format!("`correction` is `error_feedback {{ … }}`, not {}", other.describe());
-            cx.report(
-                Diagnostic::error("P0207", value.span.clone(), message).help("write `correction = error_feedback`"),
-            );
-            return None;
-        }
-    };
-    if name != "error_feedback" {
-        if ["dc_asgd", "nesterov", "pipemare"].contains(&name.as_str()) {
-            not_yet(cx, head, &format!("the correction `{name}`"), "use `error_feedback`");
-        } else {
-            let found = Diagnostic::error("P0210", head.clone(), format!("there is no correction `{name}`"));
-            cx.report(found.help("use `error_feedback`"));
-        }
-        return None;
-    }
-    let section = Section::new(cx, "error_feedback", head, body, &ERROR_FEEDBACK);
-    let mut number = |key, above: &str, fits: fn(f64) -> bool| {
-        section.value(cx, key).map(|v| cx.real(v, key, above, fits).map(|at| at.value))
-    };
-    let lambda = number("lambda", "above 0, up to 10", |x| x > 0.0 && x <= 10.0);
-    let tau = number("tau", "above 0, up to 1000", |x| x > 0.0 && x <= 1000.0);
-    let (lambda, tau) = (given(lambda)?.unwrap_or(1.0), given(tau)?);
-    Some(At { value: Correction::ErrorFeedback { lambda, tau }, span: value.span.clone() })
 }
 
 pub(super) fn require(

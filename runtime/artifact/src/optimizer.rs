@@ -13,8 +13,15 @@
 //! | `NAdam` | m, v as `AdamW`; c_t = b1 (1 - 0.96^(t momentum_decay)/2), C_t = c_1 … c_t; u = lr (c_{t+1}/(1-C_{t+1}) m + (1-c_t)/(1-C_t) g) / (sqrt(v/(1-b2^t)) + eps); w = (1 - lr decay) w - u | Dozat 2016; `torch.optim.NAdam` with decoupled decay |
 //! | `Adan` | e = g - g of the update before (0 at the first); m = b1 m + (1-b1) g; d = b2 d + (1-b2) e; v = b3 v + (1-b3) (g + b2 e)²; u = lr (m/(1-b1^t) + b2 d/(1-b2^t)) / (sqrt(v/(1-b3^t)) + eps); w = (w - u) / (1 + lr decay) | Xie et al. 2022 (arXiv 2208.06677) and the authors' code, its default (proximal) decay |
 //!
-//! Under error feedback (a step of the optimistic gradient method) what is subtracted is
-//! u + lambda D (u - the update before), D the delay of the update in updates: 0 for the first, for it has none before it.
+//! A correction for the delay of gradients changes what is subtracted, not the optimizer's states. Decay stays outside:
+//!
+//! | correction | subtracted in place of u | source |
+//! |---|---|---|
+//! | `ErrorFeedback` | u + lambda D (u - u of the update before), D the delay of the update in updates: 0 for the first, for it has none before it | a step of the optimistic gradient method |
+//! | `Nesterov` | (1-c) u + c a with a = c a + (1-c) u: then w is x + c (x - x of the update before), where x is what x = w - (1-c) u makes of it, without decay | Ajanthan et al. 2025 (arXiv 2505.01099) |
+//! | `PipeMare` | u with lr / max(1, D)^(1 - min(t/anneal, 1)) for lr, t from 0 and D the stage's mean delay | Yang et al. 2021 (arXiv 1910.05124), technique 1 |
+//!
+//! `NAdam` looks ahead along its own momentum: under `Nesterov` its b1 is c, and there is no a.
 //!
 //! b1, b2, b3 decay an average and weigh its newest term by one minus themselves.
 
@@ -33,14 +40,15 @@ use serde::{Deserialize, Serialize};
 /// | 8 | step along g (`NAdam`) or along d (`Adan`) |
 /// | 9, 10 | b3, 1-b3 |
 /// | 11 | 0 at the first update, then 1 |
-/// | 12 | lambda D of error feedback |
+/// | 12 | lambda D of `ErrorFeedback`; c of `Nesterov` |
+/// | 13 | 1-c of `Nesterov` |
 ///
 /// Those that an optimizer does not use are 0.
 pub const HYPER_LEN: usize = 16;
 /// Index of what remains of w, the one entry that differs between parameters with and without decay.
 pub const HYPER_KEPT: usize = 7;
-/// Index of error feedback's factor.
-pub const HYPER_FEEDBACK: usize = 12;
+/// Index of the first of a correction's factors.
+pub const HYPER_CORRECTION: usize = 12;
 
 /// An optimizer and its constants.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,28 +173,44 @@ impl UpdateRule {
     }
 }
 
-/// A correction for the delay of gradients, with its constants.
+/// A correction for the delay of gradients, with its constants; lists are by stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Correction {
     ErrorFeedback {
         lambda: f64,
-        /// By stage: the delay of its updates in updates, once as many were made; proved, or given by the spec.
+        /// Of the stage's updates, in updates, once as many were made; proved, or given by the spec.
+        delay: Vec<f64>,
+    },
+    Nesterov {
+        momentum: Vec<f64>,
+    },
+    #[serde(rename = "pipemare")]
+    PipeMare {
+        /// Updates until learning rates are in full.
+        anneal: u64,
+        /// The proved mean.
         delay: Vec<f64>,
     },
 }
 
 impl Correction {
-    pub fn kind(&self) -> CorrectionKind {
+    /// What it adds to an update with this optimizer, if anything.
+    pub fn kind(&self, optimizer: OptimizerKind) -> Option<CorrectionKind> {
         match self {
-            Correction::ErrorFeedback { .. } => CorrectionKind::ErrorFeedback,
+            Correction::ErrorFeedback { .. } => Some(CorrectionKind::ErrorFeedback),
+            Correction::Nesterov { .. } if optimizer == OptimizerKind::NAdam => None,
+            Correction::Nesterov { .. } => Some(CorrectionKind::Nesterov),
+            Correction::PipeMare { .. } => None,
         }
     }
 
-    /// [`HYPER_FEEDBACK`] of an update, counted from 0 since the pipeline was last empty.
-    pub fn factor(&self, stage: usize, update: u64) -> f64 {
+    /// By stage: what is corrected for, or how strongly.
+    pub fn by_stage(&self) -> &[f64] {
         match self {
-            Correction::ErrorFeedback { lambda, delay } => lambda * delay[stage].min(update as f64),
+            Correction::ErrorFeedback { delay: values, .. }
+            | Correction::Nesterov { momentum: values }
+            | Correction::PipeMare { delay: values, .. } => values,
         }
     }
 }
@@ -195,13 +219,15 @@ impl Correction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CorrectionKind {
     ErrorFeedback,
+    Nesterov,
 }
 
 impl CorrectionKind {
-    /// Buffers beside the optimizer's states, as [`OptimizerKind::states`]. `last` is the u of the update before.
+    /// Buffers beside the optimizer's states, as [`OptimizerKind::states`]. `last` is the u of the update before, `ahead` is a.
     pub fn states(self) -> &'static [&'static str] {
         match self {
             CorrectionKind::ErrorFeedback => &["last"],
+            CorrectionKind::Nesterov => &["ahead"],
         }
     }
 
@@ -209,6 +235,7 @@ impl CorrectionKind {
     pub fn suffix(self) -> &'static str {
         match self {
             CorrectionKind::ErrorFeedback => "_ef",
+            CorrectionKind::Nesterov => "_nesterov",
         }
     }
 }

@@ -224,7 +224,8 @@ pub struct Manifest {
 impl Manifest {
     /// The rule of this run's updates.
     pub fn rule(&self) -> UpdateRule {
-        UpdateRule { kind: self.optimizer.kind(), correction: self.correction.as_ref().map(Correction::kind) }
+        let kind = self.optimizer.kind();
+        UpdateRule { kind, correction: self.correction.as_ref().and_then(|c| c.kind(kind)) }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! 1. *Counts agree*: one stage, ring set, image, proved drift, proved delay and delay to correct (if any is) for each
+//! 1. *Counts agree*: one stage, ring set, image, proved drift, proved delay and correction (if any is made) for each
 //!    stage; one stream, memory map and proved bubble for each rank; stage `i` is listed at `i`, on the rank that the program says.
 //! 2. *Streams*: each repetition makes at least one update and `accumulate` micro-batches for each; an instruction's stage
 //!    lives on the stream's rank.
@@ -138,13 +138,16 @@ fn settings(m: &Manifest) -> Check {
 }
 
 fn correction(correction: &Correction, stages: usize) -> Check {
-    let fits = |x: f64| x.is_finite() && x >= 0.0;
+    let by_stage = correction.by_stage();
+    ensure!(by_stage.len() == stages, "there are {stages} stages and {} corrections of them", by_stage.len());
+    let wrong = by_stage.iter().find(|x| !x.is_finite() || **x < 0.0);
+    ensure!(wrong.is_none(), "a stage is corrected by what is below 0 or not a number");
     match correction {
-        Correction::ErrorFeedback { lambda, delay } => {
-            ensure!(fits(*lambda), "error feedback's lambda is {lambda}");
-            ensure!(delay.len() == stages, "there are {stages} stages and {} delays to correct", delay.len());
-            ensure!(delay.iter().all(|&d| fits(d)), "a delay to correct is below 0 or not a number");
+        Correction::ErrorFeedback { lambda, .. } => ensure!(lambda.is_finite(), "error feedback has no factor"),
+        Correction::Nesterov { momentum } => {
+            ensure!(momentum.iter().all(|c| *c < 1.0), "a momentum of 1 or more looks ahead without end");
         }
+        Correction::PipeMare { anneal, .. } => ensure!(*anneal > 0, "learning rates are annealed over 0 updates"),
     }
     Ok(())
 }

@@ -20,8 +20,10 @@ pub fn update_body(rule: UpdateRule) -> String {
         OptimizerKind::NAdam => [AVERAGE, SQUARE, ROOT, NADAM].concat(),
         OptimizerKind::Adan => [AVERAGE, ADAN_MOMENTS, ROOT, ADAN].concat(),
     };
-    if rule.correction == Some(CorrectionKind::ErrorFeedback) {
-        step = step.replace("%w_step", "%last_new") + FEEDBACK;
+    match rule.correction {
+        Some(CorrectionKind::ErrorFeedback) => step = step.replace("%w_step", "%last_new") + FEEDBACK,
+        Some(CorrectionKind::Nesterov) => step = step.replace("%w_step", "%own_step") + AHEAD,
+        None => {}
     }
     step + match rule.kind {
         OptimizerKind::Adan => KEPT_AFTER,
@@ -88,6 +90,14 @@ const FEEDBACK: &str = "\
 %step_change = arith.subf %last_new, %last_el : f32
 %step_more = arith.mulf %step_change, %h12 : f32
 %w_step = arith.addf %last_new, %step_more : f32
+";
+/// The step of weights that look ahead along their last change.
+const AHEAD: &str = "\
+%ahead_kept = arith.mulf %ahead_el, %h12 : f32
+%ahead_part = arith.mulf %own_step, %h13 : f32
+%ahead_new = arith.addf %ahead_kept, %ahead_part : f32
+%ahead_more = arith.mulf %ahead_new, %h12 : f32
+%w_step = arith.addf %ahead_part, %ahead_more : f32
 ";
 /// The step leaves a weight that has decayed.
 const KEPT: &str = "\

@@ -1,0 +1,152 @@
+//! Corrections for delayed gradients, over many compiled updates on a quadratic: against the formulas of their papers in f64,
+//! and at the limits of stability.
+
+use crate::harness::{Data, Runnable, assert_close, runnable};
+use crate::optimizers::{SGD, corrected};
+use artifact::optimizer::HYPER_LEN;
+use model::kernel::{CorrectionKind, KernelOp, OptimizerKind, UpdateRule};
+
+/// Weights that descend the quadratic with these curvatures, element by element, with gradients some updates late.
+struct Descent<'a> {
+    kernel: Runnable,
+    curvature: &'a [f64],
+    /// The weights, then the states.
+    parameter: Vec<Vec<f32>>,
+    /// The weights before each update that is still to be seen; the first is seen next.
+    before: Vec<Vec<f32>>,
+}
+
+impl<'a> Descent<'a> {
+    fn new(rule: UpdateRule, curvature: &'a [f64], start: f32, delay: usize) -> Self {
+        let len = curvature.len();
+        let kernel = Runnable::new(KernelOp::Update { len: len as u64, rule }, runnable()[0]);
+        let states = rule.states().into_iter().map(|_| vec![0.0; len]);
+        let parameter: Vec<Vec<f32>> = [vec![start; len]].into_iter().chain(states).collect();
+        Descent { kernel, curvature, before: vec![parameter[0].clone(); delay + 1], parameter }
+    }
+
+    fn update(&mut self, hyper: &[f32]) -> &[f32] {
+        let seen = self.before.remove(0);
+        let gradient = seen.iter().zip(self.curvature).map(|(w, c)| w * *c as f32).collect();
+        let lists = [&[gradient], &self.parameter[..], &[hyper.to_vec()]].concat();
+        let after = self.kernel.call(&lists.into_iter().map(Data::F32).collect::<Vec<_>>());
+        for (p, after) in self.parameter.iter_mut().zip(&after[1..]) {
+            *p = after.f32().to_vec();
+        }
+        self.before.push(self.parameter[0].clone());
+        &self.parameter[0]
+    }
+}
+
+/// SGD without decay: its momentum, the learning rate, and what the correction gives.
+fn sgd(momentum: f64, lr: f64, correction: [f64; 2]) -> [f32; HYPER_LEN] {
+    let mut h = [0.0; HYPER_LEN];
+    (h[0], h[6], h[7]) = (momentum, lr, 1.0);
+    h[12..14].copy_from_slice(&correction);
+    h.map(|x| x as f32)
+}
+
+const FEEDBACK: UpdateRule = corrected(OptimizerKind::Sgd, CorrectionKind::ErrorFeedback);
+const CURVATURE: [f64; 5] = [0.3, 1.0, 0.05, 0.7, 0.01];
+
+/// Fifty updates from 1; `reference` gives the weight with this curvature after each.
+fn follows(
+    rule: UpdateRule,
+    delay: usize,
+    hyper: impl Fn(usize) -> [f32; HYPER_LEN],
+    reference: impl Fn(f64) -> Vec<f64>,
+) {
+    let mut descent = Descent::new(rule, &CURVATURE, 1.0, delay);
+    let expected: Vec<Vec<f64>> = CURVATURE.iter().map(|&c| reference(c)).collect();
+    for k in 0..50 {
+        let expected: Vec<f64> = expected.iter().map(|e| e[k]).collect();
+        let (found, what) = (descent.update(&hyper(k)), format!("{rule:?}, delay {delay}, update {k}"));
+        assert_close(&what, found, &expected, 3e-6);
+    }
+}
+
+/// x(t+1) = x(t) - u(t-tau) - lambda tau (u(t-tau) - u(t-tau-1)), with fewer than tau at the start.
+#[test]
+fn error_feedback_follows_its_formula() {
+    let (lr, lambda) = (0.1, 0.8);
+    for delay in [0, 1, 2, 5] {
+        let tau = |k: usize| k.min(delay) as f64;
+        follows(
+            FEEDBACK,
+            delay,
+            |k| sgd(0.0, lr, [lambda * tau(k), 0.0]),
+            |c| {
+                let (mut x, mut last) = (vec![1.0], 0.0);
+                for k in 0..50 {
+                    let u = lr * c * x[k - k.min(delay)];
+                    x.push(x[k] - u - lambda * tau(k) * (u - last));
+                    last = u;
+                }
+                x.split_off(1)
+            },
+        );
+    }
+}
+
+/// w(t+1) = w(t) + d(t) - lr (1 - c) g with d(t) = c (w(t) - w(t-1)), where the gradient g is that of w + d some updates before.
+/// The compiled weights are w + d.
+#[test]
+fn nesterov_follows_its_formula() {
+    let (lr, c) = (0.3, 0.9);
+    let rule = corrected(OptimizerKind::Sgd, CorrectionKind::Nesterov);
+    for delay in [0, 1, 4] {
+        follows(
+            rule,
+            delay,
+            |_| sgd(0.0, lr, [c, 1.0 - c]),
+            |curvature| {
+                let (mut w, mut before, mut ahead) = (1.0, 1.0, vec![1.0]);
+                for k in 0..50 {
+                    let g = curvature * ahead[k - k.min(delay)];
+                    let next = w + c * (w - before) - lr * (1.0 - c) * g;
+                    (before, w) = (w, next);
+                    ahead.push(w + c * (w - before));
+                }
+                ahead.split_off(1)
+            },
+        );
+    }
+}
+
+/// Whether weights with these values of lr times curvature grow when the gradient is averaged: the second half of a run is compared with the
+/// first, in the size of the largest weight.
+fn grows(rule: UpdateRule, beta: f64, delay: usize, curvature: &[f64], updates: usize) -> Vec<bool> {
+    let mut descent = Descent::new(rule, curvature, 1e-3, delay);
+    let mut largest = vec![[0.0f32; 2]; curvature.len()];
+    for k in 0..updates {
+        let feedback = if rule.correction.is_some() { delay.min(k) } else { 0 };
+        // SGD's velocity, times 1 - beta, is the running average.
+        let weights = descent.update(&sgd(beta, 1.0 - beta, [feedback as f64, 0.0]));
+        let half = usize::from(k >= updates / 2);
+        for (l, w) in largest.iter_mut().zip(weights) {
+            // NaN is more than everything.
+            l[half] = if w.abs() <= l[half] { l[half] } else { w.abs() };
+        }
+    }
+    largest.iter().map(|[first, second]| !(second <= first)).collect()
+}
+
+/// The largest stable lr h of gradient descent with an averaged gradient, within 1 %: synchronous, one update late, and one
+/// update late with error feedback.
+#[test]
+fn the_limits_of_stability_are_the_tables() {
+    let golden = (5f64.sqrt() - 1.0) / 2.0;
+    for (beta, updates, limits) in [
+        (0.0, 2000, [2.0, 1.0, golden]),
+        (0.5, 3000, [6.0, 1.0, 1.0]),
+        (0.9, 8000, [38.0, 1.0, 2.7016]),
+        (0.95, 16000, [78.0, 1.0, 4.0]),
+        (0.99, 40000, [398.0, 1.0, 9.51]),
+    ] {
+        for ((rule, delay), limit) in [(SGD, 0), (SGD, 1), (FEEDBACK, 1)].into_iter().zip(limits) {
+            let curvature = [0.5, 0.9, 0.99, 1.01, 1.1].map(|part| part * limit);
+            let found = grows(rule, beta, delay, &curvature, updates);
+            assert_eq!(found, [false, false, false, true, true], "beta {beta}, delay {delay}, {rule:?}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Whether a correction has the delays that it corrects for.
+
+use crate::analyse::Findings;
+use crate::facts::Proof;
+use dsl::diag::{Diagnostic, Span};
+use dsl::spec::{At, Correction};
+
+/// Adds a proof of what the correction relies on, and a diagnostic where that does not hold.
+pub(crate) fn check(
+    asked: &At<Correction>,
+    findings: &Findings,
+    proofs: &mut Vec<Proof>,
+    diagnostics: &mut Vec<Diagnostic>,
+) {
+    if let Correction::ErrorFeedback { tau: None, .. } = asked.value {
+        feedback(&asked.span, findings, proofs, diagnostics);
+    }
+    let name = match asked.value {
+        Correction::ErrorFeedback { .. } => "error_feedback",
+        Correction::PipeMare { .. } => "pipemare",
+        Correction::Nesterov { by_stage: true, .. } => "by_stage",
+        // A momentum is something without delays too.
+        Correction::Nesterov { by_stage: false, .. } => return,
+    };
+    if findings.versions.iter().all(|v| v.delay.staleness.max == 0) {
+        let message = format!("`{name}` has no delay to correct for");
+        let found = Diagnostic::lint("P0331", asked.span.clone(), message).here("without effect");
+        let found = found.note("every gradient goes into an update of the weights that its forward pass read: proved");
+        diagnostics.push(found.help("remove it, or use a schedule with `update local`, such as async_1f1b"));
+    }
+}
+
+/// Error feedback for the proved delay needs all micro-batches of an update to have one.
+fn feedback(span: &Span, findings: &Findings, proofs: &mut Vec<Proof>, diagnostics: &mut Vec<Diagnostic>) {
+    let mixed = findings.versions.iter().enumerate().find(|(_, v)| v.delay_uniform.is_none());
+    proofs.push(Proof {
+        claim: "all micro-batches of an update have the same delay, on every stage".into(),
+        holds: mixed.is_none(),
+        by: "every micro-batch up to the steady state was compared with the update that it goes into".into(),
+    });
+    let Some((stage, versions)) = mixed else { return };
+    let mean = versions.delay.staleness.mean;
+    let message = format!("updates of stage {stage} mix gradients of different delays");
+    let found = Diagnostic::error("P0330", span.clone(), message).here("has no one delay to correct for");
+    let found = found.note(format!("the largest delay is {}, the mean {mean:.2}", versions.delay.staleness.max));
+    diagnostics.push(found.help("give the delay to correct for, such as the mean: `error_feedback { tau = 0.5 }`"));
+}

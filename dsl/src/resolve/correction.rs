@@ -1,0 +1,126 @@
+//! `correction = error_feedback { tau = 0.5 }` in `staleness`: how updates are corrected for the delay of their gradients.
+
+use super::model::given;
+use super::section::{Keys, Section};
+use super::{Context, not_yet};
+use crate::ast::{Body, Value, ValueKind};
+use crate::diag::Diagnostic;
+use crate::spec::{At, Correction, MOMENTUM_MOST, Optimizer};
+use crate::suggest::{either, nearest};
+
+/// A correction's keys, and how its braces are read.
+struct Known {
+    keys: Keys,
+    read: fn(&mut Context, &Section<'_>) -> Option<Correction>,
+}
+
+const KNOWN: [Known; 3] = [
+    Known { keys: Keys { block: "error_feedback", known: &["lambda", "tau"], later: &[] }, read: error_feedback },
+    Known { keys: Keys { block: "nesterov", known: &["momentum", "by_stage"], later: &[] }, read: nesterov },
+    Known { keys: Keys { block: "pipemare", known: &["anneal"], later: &["discrepancy"] }, read: pipemare },
+];
+/// Corrections of the design that are not built.
+const LATER: [&str; 1] = ["dc_asgd"];
+
+/// The value of `correction`.
+pub(super) fn correction(cx: &mut Context, value: &Value) -> Option<At<Correction>> {
+    let empty = Body { entries: Vec::new(), span: value.span.clone(), broken: false };
+    let (name, head, body) = match &value.kind {
+        ValueKind::Word(word) => (word, &value.span, &empty),
+        ValueKind::Record(Some(name), body) => (&name.text, &name.span, body),
+        ValueKind::Invalid => return None,
+        other => {
+            let message =
+                format!("`correction` is `error_feedback {{ … }}` or another correction, not {}", other.describe());
+            let found = Diagnostic::error("P0207", value.span.clone(), message);
+            cx.report(found.help("write `correction = error_feedback`"));
+            return None;
+        }
+    };
+    let names = KNOWN.map(|k| k.keys.block);
+    let Some(known) = KNOWN.iter().find(|k| k.keys.block == name) else {
+        let help = format!("use {}", either(&names));
+        if LATER.contains(&name.as_str()) {
+            not_yet(cx, head, &format!("the correction `{name}`"), &help);
+        } else {
+            let found = Diagnostic::error("P0210", head.clone(), format!("there is no correction `{name}`"));
+            let meant = nearest(name, names).map(|meant| format!("did you mean `{meant}`?"));
+            cx.report(found.help(meant.unwrap_or(help)));
+        }
+        return None;
+    };
+    let section = Section::new(cx, known.keys.block, head, body, &known.keys);
+    let read = (known.read)(cx, &section)?;
+    Some(At { value: read, span: value.span.clone() })
+}
+
+fn error_feedback(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
+    let lambda = number(cx, section, "lambda", "above 0, up to 10", |x| x > 0.0 && x <= 10.0);
+    let tau = number(cx, section, "tau", "above 0, up to 1000", |x| x > 0.0 && x <= 1000.0);
+    let (lambda, tau) = (given(lambda)?.unwrap_or(1.0), given(tau)?);
+    Some(Correction::ErrorFeedback { lambda, tau })
+}
+
+fn nesterov(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
+    let by_stage = section.value(cx, "by_stage").map(|v| cx.switch(v, "by_stage"));
+    let by_stage = given(by_stage)?.is_some_and(|at| at.value);
+    let momentum = if by_stage {
+        number(cx, section, "momentum", "above 0, up to 0.99: with `by_stage` it is the last stage's", |x| {
+            x > 0.0 && x <= MOMENTUM_MOST
+        })
+    } else {
+        number(cx, section, "momentum", "above 0, below 1", |x| x > 0.0 && x < 1.0)
+    };
+    let default = if by_stage { 0.9 } else { MOMENTUM_MOST };
+    Some(Correction::Nesterov { momentum: given(momentum)?.unwrap_or(default), by_stage })
+}
+
+fn pipemare(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
+    let updates = section.need(cx, "anneal", "anneal = 1000")?;
+    let updates = cx.count(updates, "anneal", 1..=u64::from(u32::MAX))?;
+    Some(Correction::PipeMare { anneal: updates.value })
+}
+
+type Fits = fn(f64) -> bool;
+
+fn number(cx: &mut Context, section: &Section<'_>, key: &str, range: &str, fits: Fits) -> Option<Option<f64>> {
+    section.value(cx, key).map(|v| cx.real(v, key, range, fits).map(|at| at.value))
+}
+
+/// Refuses a correction that an optimizer leaves no place for.
+pub(super) fn fits(cx: &mut Context, correction: &At<Correction>, optimizer: &At<Optimizer>) {
+    let Correction::Nesterov { .. } = correction.value else { return };
+    let (name, reason, help) = match optimizer.value {
+        Optimizer::Sgd { momentum: 0.0, .. } | Optimizer::AdamW { beta1: 0.0, .. } | Optimizer::NAdam { .. } => return,
+        Optimizer::Sgd { .. } => {
+            ("sgd", "a momentum of its own", "set `momentum = 0` in `sgd`: `nesterov` has the momentum")
+        }
+        Optimizer::AdamW { beta2, .. } => {
+            let help = format!("set `betas = (0, {beta2})` in `adamw`: `nesterov` has the momentum; or use `nadam`");
+            return refuse(cx, correction, optimizer, "adamw", "a momentum of its own", &help);
+        }
+        Optimizer::Adan { .. } => {
+            ("adan", "a momentum and a look-ahead of its own", "use `nadam`, or leave `correction` out")
+        }
+        Optimizer::Lion { .. } => {
+            ("lion", "a momentum of its own and only its sign", "use `nadam`, or leave `correction` out")
+        }
+        Optimizer::Signum { .. } => {
+            ("signum", "a momentum of its own and only its sign", "use `nadam`, or leave `correction` out")
+        }
+    };
+    refuse(cx, correction, optimizer, name, reason, help);
+}
+
+fn refuse(
+    cx: &mut Context,
+    correction: &At<Correction>,
+    optimizer: &At<Optimizer>,
+    name: &str,
+    reason: &str,
+    help: &str,
+) {
+    let message = format!("`nesterov` looks ahead along a momentum, and `{name}` steps along {reason}");
+    let found = Diagnostic::error("P0225", correction.span.clone(), message).help(help);
+    cx.report(if optimizer.span.is_empty() { found } else { found.and_at(optimizer.span.clone(), "this one") });
+}
