@@ -26,9 +26,11 @@ test: setup
 	scripts/no_llvm.sh
 	$(CARGO) test --workspace --locked
 
-# make sweep  the long tests too: many shapes, many mutated specs
+# make sweep  the long tests too: many shapes, many mutated specs, and 10,000 random plans run by the interpreter
+#             (compiler/plan/tests/sweep.rs, which prints what there were)
 sweep: setup
-	$(CARGO) test --workspace --locked --release -- --include-ignored
+	$(CARGO) test --workspace --locked --release -- --include-ignored --skip ten_thousand_random_specs
+	$(CARGO) test --locked --release -p paceline-plan --test root -- --ignored --nocapture ten_thousand_random_specs
 
 # make bench  times check, compile and training of examples/bench-gpt.pace
 bench: build

@@ -242,7 +242,14 @@ fn longest_wait(findings: &Findings, rank: usize) -> Option<String> {
 /// The help line: the smallest accumulate that satisfies the bound. More micro-batches between flushes never make the
 /// bubble larger, so it is found by halving; the one found is what was computed.
 fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
+    const EVEN: &str = "even out the stages with `partition`, or lower the latency between ranks";
     let k = subject.shape.accumulate;
+    let busy = &findings.steady.busy_ns;
+    let (least, most) = (busy.iter().min().copied().unwrap_or(0), busy.iter().max().copied().unwrap_or(0));
+    if (least as f64) < (1.0 - asked) * most as f64 {
+        // However many micro-batches there are, that rank waits for the busiest.
+        return EVEN.into();
+    }
     let satisfied = |accumulate: u32| {
         let shape = Shape { accumulate, ..subject.shape };
         let program = streams(subject.schedule, &shape).ok()?;
@@ -261,7 +268,7 @@ fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
                 percent(asked),
                 subject.schedule.name
             ),
-            Update::Local => "even out the stages with `partition`, or lower the latency between ranks".into(),
+            Update::Local => EVEN.into(),
         };
     }
     let mut smallest = above;

@@ -34,8 +34,11 @@ pub fn expand(schedule: &Schedule, shape: Shape) -> Result<Program, Vec<Diagnost
     }
 }
 
-/// The streams, not yet verified.
-pub(crate) fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic> {
+/// The streams, not yet verified: what [`expand`] refuses for a deadlock can be looked at.
+///
+/// # Errors
+/// What is wrong with the order of a rank.
+pub fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic> {
     let lines = lines(schedule, shape)?;
     let stages = shape.ranks * schedule.place.chunks(shape.chunks);
     let rank_of_stage = (0..stages).map(|s| RankId(schedule.place.home(s, shape.ranks).0)).collect();

@@ -1,8 +1,10 @@
 //! An independent interpreter of streams, written from the meaning of `artifact::stream` alone: slots with contents,
-//! transfers that complete some time after both sides are there, ranks that proceed in random order.
+//! a clock, ranks that take some time for each instruction, transfers that are made once both sides are there.
+//!
+//! It is slow and knows no formula: every figure is counted while a run goes on.
 
-use artifact::stream::{Op, Program};
-use std::collections::{HashSet, VecDeque};
+use artifact::stream::{Op, Program, RingSizes};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 
 /// splitmix64.
 pub struct Random(pub u64);
@@ -18,6 +20,44 @@ impl Random {
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
+
+    /// One of `n` times.
+    pub fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+
+    pub fn pick<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
+        from[self.below(from.len() as u64) as usize]
+    }
+}
+
+/// How long an instruction takes, and a transfer from the moment when both sides are there.
+pub struct Durations<'a> {
+    pub compute: &'a mut dyn FnMut(Op, usize) -> u64,
+    pub hop: &'a mut dyn FnMut() -> u64,
+}
+
+/// What a run showed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// By stage and micro-batch.
+    pub drift: Vec<Vec<u64>>,
+    pub delay: Vec<Vec<u64>>,
+    /// By stage: most slots of each ring that were taken at once.
+    pub used: Vec<RingSizes>,
+    /// By rank: most micro-batches between the start of F and the end of B (W), those of all its stages summed.
+    pub in_flight: Vec<u32>,
+    /// By rank: time spent computing, time of the first start and of the last end.
+    pub busy: Vec<u64>,
+    pub span: Vec<(u64, u64)>,
+    /// By stage and update: when it was made.
+    pub updated: Vec<Vec<u64>>,
+}
+
+impl Observed {
+    pub fn makespan(&self) -> u64 {
+        self.span.iter().map(|(_, end)| *end).max().unwrap_or(0)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,16 +70,20 @@ enum Slot {
 }
 
 #[derive(Clone, Debug)]
-struct Ring(Vec<Slot>);
+struct Ring {
+    slots: Vec<Slot>,
+    taken: u32,
+    most: u32,
+}
 
 impl Ring {
     fn new(slots: u32) -> Self {
-        Ring(vec![Slot::Free; slots as usize])
+        Ring { slots: vec![Slot::Free; slots as usize], taken: 0, most: 0 }
     }
 
     fn at(&mut self, mb: u64) -> Result<&mut Slot, String> {
-        let n = self.0.len() as u64;
-        if n == 0 { Err("a ring without slots".into()) } else { Ok(&mut self.0[(mb % n) as usize]) }
+        let n = self.slots.len() as u64;
+        if n == 0 { Err("a ring without slots".into()) } else { Ok(&mut self.slots[(mb % n) as usize]) }
     }
 
     fn claim(&mut self, mb: u64, what: &str) -> Result<(), String> {
@@ -48,6 +92,17 @@ impl Ring {
             return Err(format!("{what} of {mb} finds {slot:?}"));
         }
         *slot = Slot::Claimed(mb);
+        self.taken += 1;
+        self.most = self.most.max(self.taken);
+        Ok(())
+    }
+
+    fn ready(&mut self, mb: u64, what: &str) -> Result<(), String> {
+        let slot = self.at(mb)?;
+        if *slot != Slot::Claimed(mb) {
+            return Err(format!("{what} of {mb} finds {slot:?}"));
+        }
+        *slot = Slot::Ready(mb);
         Ok(())
     }
 
@@ -57,6 +112,7 @@ impl Ring {
             Slot::Claimed(m) | Slot::Ready(m) if m == mb => *slot = Slot::Free,
             other => return Err(format!("{what} of {mb} releases {other:?}")),
         }
+        self.taken -= 1;
         Ok(())
     }
 }
@@ -68,138 +124,185 @@ struct Stage {
     send_f: Ring,
     recv_b: Ring,
     send_b: Ring,
+    /// Updates made.
     version: u64,
+    /// By micro-batch: the version that F read, how many updates its backward pass came later, its gradient's delay.
     read: Vec<Option<u64>>,
     crossed: Vec<Option<u64>>,
     delay: Vec<Option<u64>>,
+    /// Weight gradients since the last update.
     gradients: Vec<u64>,
     weighted: HashSet<u64>,
+    /// By update: when it was made.
+    updated: Vec<u64>,
 }
 
-/// What a run showed, by stage and micro-batch.
-#[derive(Debug)]
-pub struct Observed {
-    pub drift: Vec<Vec<u64>>,
-    pub delay: Vec<Vec<u64>>,
-}
-
-struct World<'a> {
-    program: &'a Program,
-    stages: Vec<Stage>,
-    /// By sending and receiving rank: what is offered, what is posted. Nothing but its order tells messages apart.
-    offers: Vec<VecDeque<Message>>,
-    posts: Vec<VecDeque<Message>>,
-}
-
-/// Lower stage, direction (0: forward), micro-batch.
-type Message = (usize, usize, u64);
-
-/// Whether the instruction was performed; if not, it waits.
-type Done = Result<bool, String>;
-
-impl World<'_> {
-    fn new(program: &Program, microbatches: usize) -> World<'_> {
-        let stage = |r: &artifact::stream::RingSizes| Stage {
-            stash: Ring::new(r.stash),
-            recv_f: Ring::new(r.recv_f),
-            send_f: Ring::new(r.send_f),
-            recv_b: Ring::new(r.recv_b),
-            send_b: Ring::new(r.send_b),
+impl Stage {
+    fn new(rings: &RingSizes, microbatches: usize) -> Stage {
+        Stage {
+            stash: Ring::new(rings.stash),
+            recv_f: Ring::new(rings.recv_f),
+            send_f: Ring::new(rings.send_f),
+            recv_b: Ring::new(rings.recv_b),
+            send_b: Ring::new(rings.send_b),
             version: 0,
             read: vec![None; microbatches],
             crossed: vec![None; microbatches],
             delay: vec![None; microbatches],
             gradients: Vec::new(),
             weighted: HashSet::new(),
-        };
-        let stages: Vec<Stage> = program.rings.iter().map(stage).collect();
-        let empty = || vec![VecDeque::new(); program.streams.len().pow(2)];
-        World { program, stages, offers: empty(), posts: empty() }
+            updated: Vec::new(),
+        }
     }
 
-    fn perform(&mut self, op: Op, s: usize, mb: u64) -> Done {
-        let (first, last) = (s == 0, s + 1 == self.stages.len());
-        // Neighbours on one rank hand over: the slot of the reader is written in place.
-        let (from, to) = (!first && self.together(s - 1), !last && self.together(s));
-        let stage = &mut self.stages[s];
+    fn used(&self) -> RingSizes {
+        let [stash, recv_f, send_f, recv_b, send_b] =
+            [&self.stash, &self.recv_f, &self.send_f, &self.recv_b, &self.send_b].map(|ring| ring.most);
+        RingSizes { stash, recv_f, send_f, recv_b, send_b }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Direction {
+    Forward,
+    Backward,
+}
+
+/// Stage that sends, direction, micro-batch.
+type Message = (usize, Direction, u64);
+
+/// From one rank to another: what is offered and what is posted. Nothing but its order tells messages apart.
+#[derive(Clone, Debug, Default)]
+struct Wire {
+    offers: VecDeque<Message>,
+    posts: VecDeque<Message>,
+}
+
+struct World<'a> {
+    program: &'a Program,
+    stages: Vec<Stage>,
+    /// By sending and receiving rank.
+    wires: BTreeMap<(usize, usize), Wire>,
+    /// Contents on their way: when they arrive.
+    moving: Vec<(u64, Message)>,
+    now: u64,
+}
+
+type Checked = Result<(), String>;
+
+impl World<'_> {
+    fn new(program: &Program, microbatches: usize) -> World<'_> {
+        let stages = program.rings.iter().map(|rings| Stage::new(rings, microbatches)).collect();
+        World { program, stages, wires: BTreeMap::new(), moving: Vec::new(), now: 0 }
+    }
+
+    /// Whether a stage and the next are on one rank: the slot of the reader is then written in place.
+    fn together(&self, s: usize) -> bool {
+        s + 1 < self.stages.len() && self.program.rank_of_stage[s] == self.program.rank_of_stage[s + 1]
+    }
+
+    fn wire(&mut self, from: usize, to: usize) -> &mut Wire {
+        let rank = |s: usize| self.program.rank_of_stage[s].index();
+        let pair = (rank(from), rank(to));
+        self.wires.entry(pair).or_default()
+    }
+
+    /// Starts an instruction: claims what it writes. False: it has to wait.
+    fn begin(&mut self, op: Op, s: usize, mb: u64) -> Result<bool, String> {
         match op {
-            Op::F => {
-                if !first && *stage.recv_f.at(mb)? != Slot::Ready(mb) {
-                    let slot = *stage.recv_f.at(mb)?;
-                    return if from { Err(format!("F {mb} has no input: {slot:?}")) } else { waits(slot, mb) };
-                }
-                if !last && !to && *stage.send_f.at(mb)? != Slot::Free {
-                    return Ok(false);
-                }
-                stage.stash.claim(mb, "stash")?;
-                if first {
-                    stage.recv_f.claim(mb, "tokens")?;
-                }
-                if !last && !to {
-                    stage.send_f.claim(mb, "send_f")?;
-                }
-                if stage.read[mb as usize].replace(stage.version).is_some() {
-                    return Err(format!("F {mb} twice"));
-                }
-                if to {
-                    let next = &mut self.stages[s + 1].recv_f;
-                    next.claim(mb, "output")?;
-                    *next.at(mb)? = Slot::Ready(mb);
-                }
-            }
-            Op::B(_) | Op::I => {
-                if !last && *stage.recv_b.at(mb)? != Slot::Ready(mb) {
-                    let slot = *stage.recv_b.at(mb)?;
-                    return if to { Err(format!("{mb} has no gradient: {slot:?}")) } else { waits(slot, mb) };
-                }
-                if !first && !from && *stage.send_b.at(mb)? != Slot::Free {
-                    return Ok(false);
-                }
-                let read = stage.read[mb as usize].ok_or_else(|| format!("backward of {mb} before F"))?;
-                if stage.crossed[mb as usize].replace(stage.version - read).is_some() {
-                    return Err(format!("backward of {mb} twice"));
-                }
-                if !first && !from {
-                    stage.send_b.claim(mb, "send_b")?;
-                }
-                if from {
-                    let before = &mut self.stages[s - 1].recv_b;
-                    before.claim(mb, "input gradient")?;
-                    *before.at(mb)? = Slot::Ready(mb);
-                }
-                if let Op::B(a) = op {
-                    self.weight(s, mb, a.first, a.last)?;
-                }
-            }
-            Op::W(a) => {
-                if stage.crossed[mb as usize].is_none() {
-                    return Err(format!("W {mb} before I"));
-                }
-                self.weight(s, mb, a.first, a.last)?;
-            }
-            Op::U => self.update(s, mb)?,
-            Op::SendF => self.offer(s, 0, mb)?,
-            Op::SendB => self.offer(s, 1, mb)?,
-            Op::RecvF => {
-                stage.recv_f.claim(mb, "RECV_F")?;
-                let pair = self.pair(s - 1, s);
-                self.posts[pair].push_back((s - 1, 0, mb));
-            }
-            Op::RecvB => {
-                stage.recv_b.claim(mb, "RECV_B")?;
-                let pair = self.pair(s + 1, s);
-                self.posts[pair].push_back((s, 1, mb));
-            }
+            Op::F => self.begin_forward(s, mb),
+            Op::B(_) | Op::I => self.begin_backward(s, mb),
+            Op::W(_) if self.stages[s].crossed[mb as usize].is_none() => Err(format!("W {mb} before I")),
+            _ => Ok(true),
+        }
+    }
+
+    fn begin_forward(&mut self, s: usize, mb: u64) -> Result<bool, String> {
+        let (from, to) = (s > 0 && self.together(s - 1), self.together(s));
+        let last = s + 1 == self.stages.len();
+        let stage = &mut self.stages[s];
+        if s > 0 && *stage.recv_f.at(mb)? != Slot::Ready(mb) {
+            return waits(*stage.recv_f.at(mb)?, mb, from);
+        }
+        if !last && !to && *stage.send_f.at(mb)? != Slot::Free {
+            return Ok(false);
+        }
+        stage.stash.claim(mb, "stash")?;
+        if s == 0 {
+            stage.recv_f.claim(mb, "tokens")?;
+        }
+        if !last && !to {
+            stage.send_f.claim(mb, "send_f")?;
+        }
+        if stage.read[mb as usize].replace(stage.version).is_some() {
+            return Err(format!("F {mb} twice"));
+        }
+        if to {
+            self.stages[s + 1].recv_f.claim(mb, "output")?;
         }
         Ok(true)
     }
 
-    /// Whether a stage and the next are on one rank.
-    fn together(&self, s: usize) -> bool {
-        self.program.rank_of_stage[s] == self.program.rank_of_stage[s + 1]
+    fn begin_backward(&mut self, s: usize, mb: u64) -> Result<bool, String> {
+        let (from, to) = (s > 0 && self.together(s - 1), self.together(s));
+        let last = s + 1 == self.stages.len();
+        let stage = &mut self.stages[s];
+        if !last && *stage.recv_b.at(mb)? != Slot::Ready(mb) {
+            return waits(*stage.recv_b.at(mb)?, mb, to);
+        }
+        if s > 0 && !from && *stage.send_b.at(mb)? != Slot::Free {
+            return Ok(false);
+        }
+        let read = stage.read[mb as usize].ok_or_else(|| format!("backward of {mb} before F"))?;
+        if stage.crossed[mb as usize].replace(stage.version - read).is_some() {
+            return Err(format!("backward of {mb} twice"));
+        }
+        if s > 0 && !from {
+            stage.send_b.claim(mb, "send_b")?;
+        }
+        if from {
+            self.stages[s - 1].recv_b.claim(mb, "input gradient")?;
+        }
+        Ok(true)
     }
 
-    fn weight(&mut self, s: usize, mb: u64, first: bool, last: bool) -> Result<(), String> {
+    /// Ends an instruction: hands over, sends, releases.
+    fn end(&mut self, op: Op, s: usize, mb: u64) -> Checked {
+        match op {
+            Op::F if self.together(s) => self.stages[s + 1].recv_f.ready(mb, "output"),
+            Op::F => Ok(()),
+            Op::B(_) | Op::I => {
+                if s > 0 && self.together(s - 1) {
+                    self.stages[s - 1].recv_b.ready(mb, "input gradient")?;
+                }
+                if let Op::B(a) = op { self.weight(s, mb, a.first, a.last) } else { Ok(()) }
+            }
+            Op::W(a) => self.weight(s, mb, a.first, a.last),
+            Op::U => self.update(s, mb),
+            Op::SendF => {
+                self.stages[s].send_f.ready(mb, "SEND_F")?;
+                self.wire(s, s + 1).offers.push_back((s, Direction::Forward, mb));
+                Ok(())
+            }
+            Op::SendB => {
+                self.stages[s].send_b.ready(mb, "SEND_B")?;
+                self.wire(s, s - 1).offers.push_back((s, Direction::Backward, mb));
+                Ok(())
+            }
+            Op::RecvF => {
+                self.stages[s].recv_f.claim(mb, "RECV_F")?;
+                self.wire(s - 1, s).posts.push_back((s - 1, Direction::Forward, mb));
+                Ok(())
+            }
+            Op::RecvB => {
+                self.stages[s].recv_b.claim(mb, "RECV_B")?;
+                self.wire(s + 1, s).posts.push_back((s + 1, Direction::Backward, mb));
+                Ok(())
+            }
+        }
+    }
+
+    fn weight(&mut self, s: usize, mb: u64, first: bool, last: bool) -> Checked {
         let k = u64::from(self.program.accumulate);
         let has_next = s + 1 < self.stages.len();
         let stage = &mut self.stages[s];
@@ -216,13 +319,10 @@ impl World<'_> {
         }
         stage.stash.release(mb, "stash")?;
         stage.recv_f.release(mb, "recv_f")?;
-        if has_next {
-            stage.recv_b.release(mb, "recv_b")?;
-        }
-        Ok(())
+        if has_next { stage.recv_b.release(mb, "recv_b") } else { Ok(()) }
     }
 
-    fn update(&mut self, s: usize, u: u64) -> Result<(), String> {
+    fn update(&mut self, s: usize, u: u64) -> Checked {
         let k = u64::from(self.program.accumulate);
         let stage = &mut self.stages[s];
         if stage.gradients.len() as u64 != k || stage.gradients.iter().any(|m| m / k != u) || stage.version != u {
@@ -232,101 +332,173 @@ impl World<'_> {
             stage.delay[m as usize] = stage.read[m as usize].map(|read| u - read);
         }
         stage.version += 1;
+        stage.updated.push(self.now);
         Ok(())
     }
 
-    fn offer(&mut self, s: usize, direction: usize, mb: u64) -> Result<(), String> {
-        let stage = &mut self.stages[s];
-        let slot = if direction == 0 { stage.send_f.at(mb)? } else { stage.send_b.at(mb)? };
-        if *slot != Slot::Claimed(mb) {
-            return Err(format!("{mb} is offered from {slot:?}"));
+    /// Makes every transfer whose sides are there: the send slot is free from now on.
+    fn transfer(&mut self, hop: &mut dyn FnMut() -> u64) -> Result<bool, String> {
+        let mut made = Vec::new();
+        for wire in self.wires.values_mut() {
+            while let (Some(offered), Some(wanted)) = (wire.offers.front(), wire.posts.front()) {
+                if offered != wanted {
+                    return Err(format!("{offered:?} is sent where {wanted:?} is received"));
+                }
+                made.extend(wire.offers.pop_front());
+                wire.posts.pop_front();
+            }
         }
-        *slot = Slot::Ready(mb);
-        let (to, channel) = if direction == 0 { (s + 1, s) } else { (s - 1, s - 1) };
-        let pair = self.pair(s, to);
-        self.offers[pair].push_back((channel, direction, mb));
-        Ok(())
+        for message in &made {
+            let (s, direction, mb) = *message;
+            match direction {
+                Direction::Forward => self.stages[s].send_f.release(mb, "send_f")?,
+                Direction::Backward => self.stages[s].send_b.release(mb, "send_b")?,
+            }
+            self.moving.push((self.now + hop(), *message));
+        }
+        Ok(!made.is_empty())
     }
 
-    fn pair(&self, from: usize, to: usize) -> usize {
-        let rank = |s: usize| self.program.rank_of_stage[s].index();
-        rank(from) * self.program.streams.len() + rank(to)
-    }
-
-    fn transfer(&mut self, pair: usize) -> Done {
-        let (offers, posts) = (&mut self.offers[pair], &mut self.posts[pair]);
-        let (Some(offered), Some(wanted)) = (offers.front().copied(), posts.front().copied()) else { return Ok(false) };
-        if offered != wanted {
-            return Err(format!("{offered:?} is sent where {wanted:?} is received"));
+    /// Delivers what has arrived.
+    fn arrive(&mut self) -> Result<bool, String> {
+        let now = self.now;
+        if self.moving.iter().all(|(at, _)| *at > now) {
+            return Ok(false);
         }
-        offers.pop_front();
-        posts.pop_front();
-        let (channel, direction, sent) = offered;
-        let (from, to) = if direction == 0 { (channel, channel + 1) } else { (channel + 1, channel) };
-        if direction == 0 {
-            self.stages[from].send_f.release(sent, "send_f")?;
-            *self.stages[to].recv_f.at(sent)? = Slot::Ready(sent);
-        } else {
-            self.stages[from].send_b.release(sent, "send_b")?;
-            *self.stages[to].recv_b.at(sent)? = Slot::Ready(sent);
+        let (arrived, moving): (Vec<_>, Vec<_>) = self.moving.drain(..).partition(|(at, _)| *at <= now);
+        self.moving = moving;
+        for (_, (s, direction, mb)) in &arrived {
+            match direction {
+                Direction::Forward => self.stages[s + 1].recv_f.ready(*mb, "arrival")?,
+                Direction::Backward => self.stages[s - 1].recv_b.ready(*mb, "arrival")?,
+            }
         }
-        Ok(true)
+        Ok(!arrived.is_empty())
     }
 }
 
-fn waits(slot: Slot, mb: u64) -> Done {
-    if slot == Slot::Claimed(mb) { Ok(false) } else { Err(format!("waits for {mb}, its receive slot is {slot:?}")) }
+fn waits(slot: Slot, mb: u64, in_place: bool) -> Result<bool, String> {
+    if slot == Slot::Claimed(mb) && !in_place {
+        return Ok(false);
+    }
+    Err(format!("waits for {mb}, which nothing will bring: {slot:?}"))
+}
+
+/// A rank on its way through its list.
+struct Worker {
+    list: Vec<(Op, usize, u64)>,
+    next: usize,
+    /// When the running instruction ends.
+    until: Option<u64>,
+    in_flight: u32,
+    most: u32,
+    busy: u64,
+    span: Option<(u64, u64)>,
+}
+
+impl Worker {
+    /// Whether anything was begun or ended now.
+    fn step(&mut self, world: &mut World, durations: &mut Durations) -> Result<bool, String> {
+        let Some(&(op, s, mb)) = self.list.get(self.next) else { return Ok(false) };
+        let at = |e: String| format!("stage {s}, {op:?} {mb}: {e}");
+        let now = world.now;
+        match self.until {
+            None => {
+                if !world.begin(op, s, mb).map_err(at)? {
+                    return Ok(false);
+                }
+                let transfer = matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB);
+                let takes = if transfer { 0 } else { (durations.compute)(op, s) };
+                self.until = Some(now + takes);
+                self.busy += takes;
+                if !transfer {
+                    let (first, _) = self.span.unwrap_or((now, now));
+                    self.span = Some((first, now + takes));
+                }
+                self.in_flight += u32::from(op == Op::F);
+                self.most = self.most.max(self.in_flight);
+            }
+            Some(until) if until <= now => {
+                world.end(op, s, mb).map_err(at)?;
+                if matches!(op, Op::B(_) | Op::W(_)) {
+                    self.in_flight -= 1;
+                }
+                (self.until, self.next) = (None, self.next + 1);
+            }
+            Some(_) => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 /// Runs a segment of `updates` updates.
 ///
 /// # Errors
 /// What went wrong; "stuck" when nothing can proceed.
-pub fn interpret(program: &Program, updates: u64, random: &mut Random) -> Result<Observed, String> {
+pub fn simulate(program: &Program, updates: u64, mut durations: Durations) -> Result<Observed, String> {
     let microbatches = (updates * u64::from(program.accumulate)) as usize;
-    let lists: Vec<Vec<_>> = program.streams.iter().map(|s| s.segment(updates).collect()).collect();
     let mut world = World::new(program, microbatches);
-    let mut next = vec![0; lists.len()];
-    let pairs = world.offers.len();
+    let worker = |stream: &artifact::stream::Stream| Worker {
+        list: stream.segment(updates).map(|(op, stage, mb)| (op, stage.index(), mb)).collect(),
+        next: 0,
+        until: None,
+        in_flight: 0,
+        most: 0,
+        busy: 0,
+        span: None,
+    };
+    let mut workers: Vec<Worker> = program.streams.iter().map(worker).collect();
     loop {
-        let mut tries: Vec<usize> = (0..lists.len() + pairs).collect();
-        for i in (1..tries.len()).rev() {
-            tries.swap(i, random.below(i as u64 + 1) as usize);
-        }
-        let mut moved = false;
-        for chosen in tries {
-            if let Some(pair) = chosen.checked_sub(lists.len()) {
-                moved |= world.transfer(pair)?;
-            } else {
-                // A rank performs a random number of instructions before others get their turn.
-                for _ in 0..random.below(4) + 1 {
-                    let Some((op, stage, mb)) = lists[chosen].get(next[chosen]).copied() else { break };
-                    let done = world.perform(op, stage.index(), mb).map_err(|e| format!("stage {stage}: {e}"))?;
-                    if !done {
-                        break;
-                    }
-                    next[chosen] += 1;
-                    moved = true;
-                }
+        let mut moved = world.arrive()?;
+        for worker in &mut workers {
+            while worker.step(&mut world, &mut durations)? {
+                moved = true;
             }
         }
-        if !moved {
-            break;
+        moved |= world.transfer(durations.hop)?;
+        if moved {
+            continue;
+        }
+        let ends = workers.iter().filter_map(|worker| worker.until);
+        match ends.chain(world.moving.iter().map(|(at, _)| *at)).min() {
+            Some(next) => world.now = next,
+            None => break,
         }
     }
-    if next.iter().zip(&lists).any(|(n, list)| *n < list.len()) {
+    if workers.iter().any(|worker| worker.next < worker.list.len()) {
         return Err("stuck".into());
     }
-    finished(world, updates)
+    finished(world, &workers, updates)
 }
 
-fn finished(world: World, updates: u64) -> Result<Observed, String> {
+/// [`simulate`] with random durations.
+///
+/// # Errors
+/// As there.
+pub fn interpret(program: &Program, updates: u64, random: &mut Random) -> Result<Observed, String> {
+    let (fast, far) = (random.below(12) + 1, random.below(8) + 1);
+    let seed = random.next();
+    let (mut one, mut other) = (Random(seed), Random(!seed));
+    let mut compute = |_, _| one.below(fast);
+    let mut hop = || other.below(far);
+    simulate(program, updates, Durations { compute: &mut compute, hop: &mut hop })
+}
+
+fn finished(world: World, workers: &[Worker], updates: u64) -> Result<Observed, String> {
     let all =
         |list: Vec<Option<u64>>| list.into_iter().collect::<Option<Vec<u64>>>().ok_or("a micro-batch was left out");
-    let mut observed = Observed { drift: Vec::new(), delay: Vec::new() };
+    let mut observed = Observed {
+        drift: Vec::new(),
+        delay: Vec::new(),
+        used: world.stages.iter().map(Stage::used).collect(),
+        in_flight: workers.iter().map(|w| w.most).collect(),
+        busy: workers.iter().map(|w| w.busy).collect(),
+        span: workers.iter().map(|w| w.span.unwrap_or_default()).collect(),
+        updated: world.stages.iter().map(|stage| stage.updated.clone()).collect(),
+    };
     for stage in world.stages {
         let rings = [&stage.stash, &stage.recv_f, &stage.send_f, &stage.recv_b, &stage.send_b];
-        if rings.iter().any(|ring| ring.0.iter().any(|slot| *slot != Slot::Free)) || stage.version != updates {
+        if rings.iter().any(|ring| ring.taken > 0) || stage.version != updates {
             return Err("something is left at the end".into());
         }
         observed.drift.push(all(stage.crossed)?);
