@@ -3,6 +3,7 @@
 //! Every check reports and goes on, so that one pass finds all faults. A value that failed is `None` from then on, and
 //! what depends on it is not reported again.
 
+mod batch;
 mod chunks;
 mod correction;
 mod cost;

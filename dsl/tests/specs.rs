@@ -234,11 +234,12 @@ require { memory <= [1 GiB, 512 MiB] }";
 
 #[test]
 fn explicit_partitions() {
-    let partition = "[[embed, block 0], [block 1..4], [block 4..8], [head]]";
+    let partition = "[[embed, block 0], [block 1..4], [block 4..7], [block 7, head]]";
     let set = format!("pipeline.partition={partition}");
     let Partition::Explicit(stages) = load(DESIGN, &[&set]).pipeline.partition.value else { panic!("explicit") };
     let blocks = |range: std::ops::Range<u32>| range.map(Layer::Block).collect::<Vec<_>>();
-    assert_eq!(stages, [vec![Layer::Embed, Layer::Block(0)], blocks(1..4), blocks(4..8), vec![Layer::Head]]);
+    let last = vec![Layer::Block(7), Layer::Head];
+    assert_eq!(stages, [vec![Layer::Embed, Layer::Block(0)], blocks(1..4), blocks(4..7), last]);
 }
 
 #[test]
@@ -317,8 +318,35 @@ pipeline {{ accumulate = 8, {pipeline} }}"
     assert_eq!((b.action, b.descending), (Action::B, true));
     assert_eq!(spec.schedule.order[1].kind, PhaseKind::Counted(Expr::Number(3)));
     assert_eq!(load(&text("schedule = mine"), &[]).stages(), 8, "two where the file does not say");
-    assert_eq!(load(&text("schedule = gpipe, chunks = 3"), &[]).stages(), 4);
-    assert_eq!(load(&text("schedule = zb_v, chunks = 3"), &[]).stages(), 8);
+    for (name, stages) in [("gpipe", 4), ("zb_v", 8)] {
+        let (spec, found) = dsl::load(&text(&format!("schedule = {name}, chunks = 3")), &[]);
+        assert_eq!(spec.map(|spec| spec.stages()), Some(stages));
+        assert_eq!(found.iter().map(|d| (d.code, d.is_error())).collect::<Vec<_>>(), [("P0240", false)]);
+    }
+}
+
+/// One of three keys follows from the others; nothing is rounded.
+#[test]
+fn a_batch_is_microbatches_times_their_size() {
+    let text = |pipeline: &str| format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, {pipeline} }}");
+    let sizes = |pipeline: &str| {
+        let pipeline = load(&text(pipeline), &[]).pipeline;
+        (pipeline.microbatch.value, pipeline.accumulate.value)
+    };
+    assert_eq!(sizes("batch = 8, accumulate = 4"), (2, 4));
+    assert_eq!(sizes("batch = 8, microbatch = 2"), (2, 4));
+    assert_eq!(sizes("batch = 8, microbatch = 2, accumulate = 4"), (2, 4));
+    for (pipeline, code, piece) in [
+        ("batch = 8, accumulate = 3", "P0229", "does not divide into 3 micro-batches"),
+        ("batch = 8, microbatch = 3", "P0229", "does not divide into micro-batches of 3"),
+        ("batch = 8, microbatch = 1, accumulate = 3", "P0229", "does not divide into 3 micro-batches"),
+        ("batch = 8, microbatch = 1, accumulate = 4", "P0229", "is not 4 micro-batches of 1: these are 4"),
+        ("batch = 8", "P0204", "`pipeline` has no `accumulate`"),
+        ("batch = 1_000_000_000, microbatch = 1", "P0229", "does not divide"),
+    ] {
+        let (spec, found) = dsl::load(&text(pipeline), &[]);
+        assert!(spec.is_none() && found[0].code == code && found[0].message.contains(piece), "{pipeline}: {found:?}");
+    }
 }
 
 /// Costs and partitions are by stage, not by rank.

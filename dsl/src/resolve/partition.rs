@@ -105,8 +105,25 @@ fn explicit(
         });
         fine = false;
     }
+    if fine {
+        uneven(cx, value, &line, &pieces);
+    }
     let layers = pieces.iter().map(|stage| stage.iter().flat_map(|p| p.at.clone()).map(|at| line.layer(at)).collect());
     fine.then(|| At { value: Partition::Explicit(layers.collect()), span: value.span.clone() })
+}
+
+/// Lint for a stage with more than one and a half times the blocks of an even cut.
+fn uneven(cx: &mut Context, value: &Value, line: &Line, pieces: &[Vec<Piece>]) {
+    let is_block = |at: &u32| (1..=line.blocks).contains(at);
+    let blocks = |stage: &Vec<Piece>| stage.iter().flat_map(|piece| piece.at.clone()).filter(is_block).count();
+    let share = (line.blocks as usize).div_ceil(pieces.len().max(1));
+    let Some((stage, most)) = pieces.iter().map(blocks).enumerate().rev().max_by_key(|(_, most)| *most) else { return };
+    if 2 * most > 3 * share {
+        let message =
+            format!("stage {stage} has {most} of {} blocks, an even cut gives none more than {share}", line.blocks);
+        let found = Diagnostic::lint("P0226", value.span.clone(), message);
+        cx.report(found.help("use `partition = balanced`, or move blocks to the other stages"));
+    }
 }
 
 /// `embed`, `head`, `block 3`, `block 0..2`

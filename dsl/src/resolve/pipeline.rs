@@ -2,16 +2,26 @@
 
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{ACCUMULATE_MAX, CHUNKS_MAX, Context, GRID_MAX, correction, cover, not_yet, partition};
+use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, partition};
 use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::schedule::Schedule;
+use crate::schedule::{Chunks, Place, Schedule};
 use crate::spec::{At, Model, Pipeline, Require, Staleness, Weights};
 use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
     block: "pipeline",
-    known: &["partition", "schedule", "microbatch", "accumulate", "chunks", "boundary", "fuse", "cover_latency"],
+    known: &[
+        "partition",
+        "schedule",
+        "microbatch",
+        "accumulate",
+        "batch",
+        "chunks",
+        "boundary",
+        "fuse",
+        "cover_latency",
+    ],
     later: &["interleave", "recompute", "clip", "replicas"],
 };
 
@@ -59,14 +69,7 @@ const CHUNKS_DEFAULT: u32 = 2;
 pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Option<(Pipeline, Schedule)> {
     let section = Section::new(cx, "pipeline", &block.keyword.span, &block.body, &PIPELINE);
     let schedule = section.need(cx, "schedule", "schedule = one_f_one_b").and_then(|v| find_schedule(cx, v, outer));
-    let microbatch = match outer.model {
-        // Without a model a micro-batch is the unit of work.
-        None => section.value(cx, "microbatch").or(Some(&ONE)),
-        Some(_) => section.need(cx, "microbatch", "microbatch = 4"),
-    };
-    let microbatch = microbatch.and_then(|v| cx.count32(v, "microbatch", 1..=65_536));
-    let accumulate = section.need(cx, "accumulate", "accumulate = 8");
-    let accumulate = accumulate.and_then(|v| cx.count32(v, "accumulate", 1..=ACCUMULATE_MAX));
+    let (microbatch, accumulate) = batch::sizes(cx, &section, outer.model.is_some());
     if let (Some(ranks), Some(accumulate)) = (outer.ranks, &accumulate) {
         grid(cx, ranks, outer.chunks, accumulate);
     }
@@ -77,23 +80,18 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
     let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
-    let mut microbatch = microbatch?;
-    if microbatch.span == ONE.span {
-        microbatch.span = section.start.clone();
-    }
     let (name, schedule) = schedule?;
-    let (partition, accumulate) = (partition?, accumulate?);
+    if let Some(entry) = section.find("chunks").filter(|_| schedule.place != Place::Loop(Chunks::Given)) {
+        let message = format!("`{}` has its own number of stages a rank", name.value);
+        let found = Diagnostic::lint("P0240", entry.key.span.clone(), message).here("never used");
+        cx.report(found.help("remove it, or choose a schedule with `place loop(v)`, such as interleaved_1f1b"));
+    }
+    let (partition, microbatch, accumulate) = (partition?, microbatch?, accumulate?);
     let (boundary, cover_latency) = (given(boundary)?, cover_latency?);
     let pipeline =
         Pipeline { partition, schedule: name, microbatch, accumulate, chunks, boundary, fuse, cover_latency };
     Some((pipeline, schedule))
 }
-
-/// The default of `microbatch` where there is no model.
-static ONE: Value = Value {
-    kind: ValueKind::Number(crate::ast::Number { value: 1.0, whole: Some(1), unit: None }),
-    span: usize::MAX..usize::MAX,
-};
 
 /// The plan's size is bounded.
 fn grid(cx: &mut Context, ranks: &At<u32>, chunks: u32, accumulate: &At<u32>) {

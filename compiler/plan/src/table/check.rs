@@ -45,7 +45,33 @@ pub fn check(mut rows: Vec<Vec<Cell>>, found: &mut Vec<Diagnostic>) -> Option<Ta
         }
     }
     descending(&table, found);
+    early_receive(&table, found);
     Some(table)
+}
+
+/// Lint for a receive between what is made and its send: the first of the table.
+fn early_receive(table: &Table, found: &mut Vec<Diagnostic>) {
+    for row in &table.rows {
+        let mut receive: Option<&Cell> = None;
+        for cell in row {
+            match cell.action.verb {
+                Verb::RecvF | Verb::RecvB => receive = receive.or(Some(cell)),
+                Verb::SendF | Verb::SendB => {
+                    let Some(receive) = receive else { continue };
+                    let message = format!("{}: {} stands before a send that is ready", receive.spot, receive.action);
+                    found.push(
+                        Diagnostic::lint("P0623", receive.spot.span.clone(), message)
+                            .and_at(cell.spot.span.clone(), format!("{} is at {}", cell.action, cell.spot))
+                            .note("where transfers of a rank run one after another, the send waits until the receive is matched; here a posted receive holds nothing up")
+                            .help("put each send right after the action that makes what it sends"),
+                    );
+                    return;
+                }
+                Verb::Unshard | Verb::Reshard | Verb::ReduceGrad => {}
+                _ => receive = None,
+            }
+        }
+    }
 }
 
 /// Lint for sums of gradients in another order than that of the micro-batches: the first of the table.
