@@ -2,6 +2,7 @@
 
 mod commands;
 mod exchange;
+mod field;
 mod golden;
 mod harness;
 mod identity;

@@ -128,3 +128,21 @@ proptest! {
         }
     }
 }
+
+/// As `paceline fmt --check` would have them.
+#[test]
+fn library_and_examples_are_in_the_layout() {
+    for folder in ["library", "../examples"] {
+        let mut seen = 0;
+        for file in std::fs::read_dir(format!("{}/{folder}", env!("CARGO_MANIFEST_DIR"))).expect("the folder is there")
+        {
+            let path = file.expect("readable").path();
+            if path.extension().is_some_and(|e| e == "pace") {
+                let text = std::fs::read_to_string(&path).expect("readable");
+                assert_eq!(dsl::fmt(&text).as_ref(), Ok(&text), "{}: run `paceline fmt` on it", path.display());
+                seen += 1;
+            }
+        }
+        assert!(seen >= 7, "{folder} has {seen} files");
+    }
+}

@@ -1,10 +1,19 @@
-//! What people trip over in pipeline training, as far as it concerns the plan.
+//! What people trip over in pipeline training, as far as it concerns the plan. The others are in `tests/field.rs` of the
+//! command line.
 
 use crate::make::{async_1f1b, gpipe, num, one_f_one_b, op, repeat, schedule, step, warmup};
 use artifact::verify::{Violation, execute::Stuck, verify};
 use dsl::schedule::{Action, Backward, BinaryOp, Update};
 use plan::time::Costs;
 use plan::{Shape, Subject, analyse};
+
+/// The receiver needs F 1 before it can free F 0's only slot.
+#[test]
+fn one_receive_slot_for_two_in_flight() {
+    let mut program = plan::expand(&gpipe(), Shape::new(2, 3)).unwrap();
+    program.rings[1].recv_f = 1;
+    assert!(matches!(verify(&program).unwrap_err()[..], [Violation::Ring { ring: "recv_f", .. }]));
+}
 
 /// Receive buffers kept for every micro-batch; peak memory that grows with their number.
 #[test]
