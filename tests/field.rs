@@ -115,7 +115,7 @@ fn microbatches_that_groups_do_not_divide() {
 
 #[test]
 fn a_batch_that_does_not_split_evenly() {
-    let text = refused(&schedule_only(2, "schedule = gpipe, batch = 8, accumulate = 3"), "P0225");
+    let text = refused(&schedule_only(2, "schedule = gpipe, batch = 8, accumulate = 3"), "P0229");
     assert!(text.contains("a batch of 8 sequences does not divide into 3 micro-batches"), "{text}");
 }
 
