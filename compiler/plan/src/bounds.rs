@@ -256,7 +256,7 @@ fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
         let steady = steady(&program, findings.costs)?;
         Some((0..program.streams.len()).all(|r| steady.bubble(r) <= asked))
     };
-    let most = (ACTIONS_MAX / 64 / u64::from(subject.shape.ranks).max(1)) as u32;
+    let most = (ACTIONS_MAX / 256 / u64::from(subject.shape.ranks).max(1)) as u32;
     let (mut below, mut above) = (0, k.max(1));
     while satisfied(above) == Some(false) && above < most {
         (below, above) = (above, above.saturating_mul(2).min(most));

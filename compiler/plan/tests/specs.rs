@@ -24,7 +24,7 @@ pub fn text(random: &mut Random) -> String {
         let (bound, most) = (random.pick(&["drift", "delay"]), random.below(4));
         let _ = writeln!(text, "staleness {{ {bound} <= {most} }}");
     }
-    if random.one_in(24) {
+    if random.one_in(48) {
         let _ = writeln!(text, "require {{ bubble <= {} % }}", 20 + random.below(70));
     }
     text + &schedule
