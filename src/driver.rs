@@ -7,6 +7,7 @@ use crate::table;
 use artifact::optimizer::{Correction, UpdateRule};
 use artifact::program::{Memory, Optimizer};
 use artifact::stream::Program;
+use artifact::verify::Proved;
 use dsl::Set;
 use dsl::diag::Diagnostic;
 use dsl::spec::{At, Cost, Device, Layer, LayerCosts, Limits, Spec};
@@ -106,16 +107,16 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
 
 fn passes(mut spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
     let mut shape = Shape::of(&spec);
-    let mut program = plan::expand(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+    let mut sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
     // What a faulty spec lacks for this is reported below.
-    let known = costs_of(&spec, profile, &program, &mut Vec::new());
+    let known = costs_of(&spec, profile, &sound.0, &mut Vec::new());
     let cover = spec.pipeline.cover_latency.value;
     let covered = known.and_then(|(costs, _)| plan::cover::cover(&spec.schedule, shape, cover, &costs));
     if let Some((schedule, wider)) = covered {
         (spec.schedule, shape) = (schedule, wider);
-        program = plan::expand(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+        sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
     }
-    analyse_program(spec, shape, profile, program, cpu, found)
+    analyse_program(spec, shape, profile, sound, cpu, found)
 }
 
 /// The costs of the program's stages, and their layers where there is a model.
@@ -133,18 +134,18 @@ fn costs_of(
     Some((costs(spec, &times, layers.as_deref(), program.rank_of_stage.len()), layers))
 }
 
-/// The passes after the schedule was expanded, for `shape`: `program` has the ranks and `accumulate` of `spec`; `profile` is the
-/// text of the one that `spec` names.
+/// The passes after the schedule was expanded and proved, for `shape`: the program has the ranks and `accumulate` of `spec`;
+/// `profile` is the text of the one that `spec` names.
 pub fn analyse_program(
     spec: Spec,
     shape: Shape,
     profile: Option<&str>,
-    program: Program,
+    (program, proved): (Program, Proved),
     cpu: CpuClass,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Analysed> {
     let (costs, layers) = costs_of(&spec, profile, &program, found)?;
-    let (facts, more) = plan::analyse(&program, &Subject { shape, ..Subject::of(&spec) }, &costs);
+    let (facts, more) = plan::analyse_proved(&program, &proved, &Subject { shape, ..Subject::of(&spec) }, &costs);
     found.extend(more);
     let (mut planned, mut estimate) = (None, None);
     if let (Some(model), Some(layers)) = (&spec.model, &layers) {

@@ -5,6 +5,7 @@ use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::{self, Source};
 use artifact::stream::Program;
+use artifact::verify::Proved;
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::Spec;
 use model::target::CpuClass;
@@ -18,6 +19,7 @@ pub struct Imported {
     name: String,
     table: Table,
     program: Program,
+    proved: Proved,
 }
 
 /// Reads and plans a table. It is there unless a diagnostic is an error; all places are in the table.
@@ -30,8 +32,8 @@ pub fn read(file: &Path, dialect: Option<Dialect>) -> Result<(Source, Option<Imp
     let (table, mut found) = table::read(&source.text, dialect);
     let name = file.file_stem().map_or_else(|| "table".into(), |n| n.to_string_lossy().into_owned());
     let imported = table.and_then(|table| {
-        let program = table.program().map_err(|wrong| found.extend(wrong)).ok()?;
-        Some(Imported { name, table, program })
+        let (program, proved) = table.proved().map_err(|wrong| found.extend(wrong)).ok()?;
+        Some(Imported { name, table, program, proved })
     });
     Ok((source, imported, found))
 }
@@ -57,7 +59,7 @@ impl Imported {
         }
         spec.schedule = self.table.schedule(&self.name);
         let shape = Shape::of(&spec);
-        let analysed = driver::analyse_program(spec, shape, profile, self.program, cpu, found);
+        let analysed = driver::analyse_program(spec, shape, profile, (self.program, self.proved), cpu, found);
         found.iter_mut().for_each(solve_in_table);
         analysed
     }

@@ -4,11 +4,11 @@ use crate::Shape;
 use crate::bounds;
 use crate::facts::{Facts, Proof, RankFacts, StageFacts, Staleness};
 use crate::order::fault;
-use crate::steady::{Steady, steady};
-use crate::time::{Costs, Timed, run};
-use crate::versions::{StageVersions, versions};
+use crate::steady::{Pace, Steady};
+use crate::time::{Costs, Timed, watch};
+use crate::versions::{StageVersions, versions_at};
 use artifact::stream::{Op, Program, Stream};
-use artifact::verify::verify;
+use artifact::verify::{Proved, prove};
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::Schedule;
 use dsl::spec::{At, Correction, Spec};
@@ -66,25 +66,51 @@ pub(crate) struct Findings<'a> {
     pub costs: &'a Costs,
     pub versions: Vec<StageVersions>,
     pub steady: Steady,
-    /// One repetition alone, with its prologue and drain.
-    pub alone: Vec<Timed>,
+    pub alone: Alone,
+}
+
+/// One repetition alone, with its prologue and drain.
+pub(crate) struct Alone {
+    /// By rank: the start of its first instruction and the end of its last.
+    spans_ns: Vec<(u64, u64)>,
+}
+
+impl Alone {
+    fn new(ranks: usize) -> Self {
+        Alone { spans_ns: vec![(u64::MAX, 0); ranks] }
+    }
+
+    fn see(&mut self, timed: &Timed) {
+        if !timed.transfers() {
+            let (start, end) = &mut self.spans_ns[timed.rank.index()];
+            (*start, *end) = ((*start).min(timed.start_ns), (*end).max(timed.end_ns));
+        }
+    }
+
+    fn makespan_ns(&self) -> u64 {
+        self.spans_ns.iter().map(|(_, end)| *end).max().unwrap_or(0)
+    }
 }
 
 /// Finds the facts about `program`, the expansion of `subject`, under `costs`, and checks the bounds.
 ///
 /// A program that does not verify has no facts: the lists are empty, the proof says why.
 pub fn analyse(program: &Program, subject: &Subject, costs: &Costs) -> (Facts, Vec<Diagnostic>) {
-    let verified = match verify(program) {
-        Ok(()) => versions(program, subject.boundary).map_err(|v| vec![v]),
-        Err(violations) => Err(violations),
-    };
-    let versions = match verified {
-        Ok(versions) => versions,
-        Err(violations) => return refused(subject, violations.iter().map(ToString::to_string).collect()),
-    };
-    let repetition = u64::from(program.streams[0].updates);
-    let steady = steady(program, costs).expect("a verified program has no cycle of waits");
-    let alone = run(program, costs, repetition);
+    match prove(program) {
+        Ok(proved) => analyse_proved(program, &proved, subject, costs),
+        Err(violations) => refused(subject, violations.iter().map(ToString::to_string).collect()),
+    }
+}
+
+/// [`analyse`] of a program whose proof is at hand.
+pub fn analyse_proved(
+    program: &Program,
+    proved: &Proved,
+    subject: &Subject,
+    costs: &Costs,
+) -> (Facts, Vec<Diagnostic>) {
+    let versions = versions_at(program, &proved.places, subject.boundary);
+    let (steady, alone) = times(program, proved, costs);
     let findings = Findings { program, costs, versions, steady, alone };
     let mut proofs = structure(program);
     let mut diagnostics = bounds::short_warmup(subject).into_iter().collect::<Vec<_>>();
@@ -93,10 +119,23 @@ pub fn analyse(program: &Program, subject: &Subject, costs: &Costs) -> (Facts, V
         ranks: ranks(&findings),
         stages: findings.versions.iter().map(stage).collect(),
         period_ns: findings.steady.period_ns(),
-        makespan_ns: findings.alone.iter().map(|t| t.end_ns).max().unwrap_or(0),
+        makespan_ns: findings.alone.makespan_ns(),
         proofs,
     };
     (facts, diagnostics)
+}
+
+/// The steady state, and a repetition alone: without a prologue that is the first turn of the steady state's.
+fn times(program: &Program, proved: &Proved, costs: &Costs) -> (Steady, Alone) {
+    let mut alone = Alone::new(program.streams.len());
+    let mut pace = Pace::new(program, &proved.window, costs);
+    if program.streams.iter().all(|s| s.prologue.is_empty()) {
+        pace.turn(|timed| alone.see(timed));
+    } else {
+        let updates = u64::from(program.streams[0].updates);
+        watch(program, &proved.places, costs, updates, |timed| alone.see(timed));
+    }
+    (pace.steady().expect("a verified program has no cycle of waits"), alone)
 }
 
 fn refused(subject: &Subject, violations: Vec<String>) -> (Facts, Vec<Diagnostic>) {
@@ -137,14 +176,9 @@ fn structure(program: &Program) -> Vec<Proof> {
 fn ranks(findings: &Findings) -> Vec<RankFacts> {
     let Findings { program, steady, alone, .. } = findings;
     let count = program.streams.len();
-    let mut spans = vec![(u64::MAX, 0u64); count];
-    for event in alone {
-        let span = &mut spans[event.rank.index()];
-        *span = (span.0.min(event.start_ns), span.1.max(event.end_ns));
-    }
-    let spans: Vec<u64> = spans.iter().map(|(start, end)| end.saturating_sub(*start)).collect();
+    let spans: Vec<u64> = alone.spans_ns.iter().map(|(start, end)| end.saturating_sub(*start)).collect();
     let longest = spans.iter().copied().max().unwrap_or(0);
-    let makespan = alone.iter().map(|t| t.end_ns).max().unwrap_or(0);
+    let makespan = alone.makespan_ns();
     let idle = |busy: u64, of: u64| if of == 0 { 0.0 } else { 1.0 - busy as f64 / of as f64 };
     let fact = |r: usize| {
         let busy_ns = steady.busy_ns[r];

@@ -6,6 +6,7 @@ use crate::expand::{expand, origin, streams};
 use crate::facts::Proof;
 use crate::order::{self, ACTIONS_MAX};
 use crate::steady::steady;
+use crate::time::run;
 use crate::versions::{Measure, StageVersions, versions};
 use dsl::diag::{Diagnostic, Label};
 use dsl::schedule::{Action, Backward, Schedule, Update};
@@ -227,7 +228,9 @@ fn bubble(
 fn longest_wait(findings: &Findings, rank: usize) -> Option<String> {
     let mut free = None;
     let mut longest: Option<(u64, &crate::time::Timed)> = None;
-    for event in findings.alone.iter().filter(|e| e.rank.index() == rank) {
+    let updates = u64::from(findings.program.streams[0].updates);
+    let alone = run(findings.program, findings.costs, updates);
+    for event in alone.iter().filter(|e| e.rank.index() == rank) {
         let gap = event.start_ns - free.unwrap_or(0);
         if gap > longest.map_or(0, |(gap, _)| gap) {
             longest = Some((gap, event));

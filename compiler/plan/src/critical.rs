@@ -15,7 +15,7 @@
 
 use crate::time::{Costs, Timed, run_all};
 use artifact::ids::StageId;
-use artifact::stream::{Op, Program};
+use artifact::stream::Program;
 use artifact::verify::index::Kind;
 use std::collections::HashMap;
 
@@ -67,15 +67,11 @@ pub fn trace(program: &Program, costs: &Costs, updates: u64) -> Trace {
     let mut events = Vec::new();
     for event in all {
         places.push(events.len());
-        if !transfer(event.op) {
+        if !event.transfers() {
             events.push(event);
         }
     }
     Trace { events, path: path.into_iter().map(|s| Step { event: places[s.event], ..s }).collect() }
-}
-
-fn transfer(op: Op) -> bool {
-    matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB)
 }
 
 /// Two sides of a transfer, as (stage, kind): who sends and who receives.
@@ -107,12 +103,12 @@ impl<'a> Walk<'a> {
     fn path(&self) -> Vec<Step> {
         let mut path: Vec<Step> = Vec::new();
         let end_ns = self.all.iter().map(|e| e.end_ns).max().unwrap_or(0);
-        let mut next = self.all.iter().position(|e| e.end_ns == end_ns && !transfer(e.op));
+        let mut next = self.all.iter().position(|e| e.end_ns == end_ns && !e.transfers());
         while let Some(i) = next {
             let (wait, cause) = self.cause(i);
             // A transfer takes no time: what the path meets is the instruction before it.
             next = cause;
-            while let Some(t) = next.filter(|t| transfer(self.all[*t].op)) {
+            while let Some(t) = next.filter(|t| self.all[*t].transfers()) {
                 next = self.before[t];
             }
             let begins = next.is_none() && wait == Wait::Rank;

@@ -18,7 +18,7 @@ use crate::order::{self, ACTIONS_MAX, Act, fault};
 use crate::{buffers, posts};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Program, RingSizes, Stream};
-use artifact::verify::{Violation, verify};
+use artifact::verify::{Proved, Violation, prove};
 use dsl::diag::Diagnostic;
 use dsl::schedule::{Action, Schedule, Update};
 
@@ -27,9 +27,17 @@ use dsl::schedule::{Action, Schedule, Update};
 /// # Errors
 /// What is wrong with the schedule, at its place in the schedule's source.
 pub fn expand(schedule: &Schedule, shape: Shape) -> Result<Program, Vec<Diagnostic>> {
+    expand_proved(schedule, shape).map(|(program, _)| program)
+}
+
+/// [`expand`], and what the proof found out.
+///
+/// # Errors
+/// As [`expand`].
+pub fn expand_proved(schedule: &Schedule, shape: Shape) -> Result<(Program, Proved), Vec<Diagnostic>> {
     let program = streams(schedule, &shape).map_err(|d| vec![d])?;
-    match verify(&program) {
-        Ok(()) => Ok(program),
+    match prove(&program) {
+        Ok(proved) => Ok((program, proved)),
         Err(violations) => Err(violations.iter().map(|v| refused(schedule, &shape, &program, v)).collect()),
     }
 }

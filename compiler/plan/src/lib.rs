@@ -24,8 +24,8 @@ pub mod table;
 pub mod time;
 pub mod versions;
 
-pub use analyse::{Subject, analyse};
-pub use expand::expand;
+pub use analyse::{Subject, analyse, analyse_proved};
+pub use expand::{expand, expand_proved};
 
 /// What a schedule is expanded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,22 +2,26 @@
 //!
 //! # Meaning
 //!
-//! An instruction ends when the latest of those that it waits for has ended, plus costs. Each wait reaches back a fixed
-//! number of repetitions (its *shift*; it may be negative when ranks' repetitions are skewed), so the instructions of
-//! one period and their waits are a graph whose edges have a weight (time) and a shift. Times grow, in the long run, by
-//! the largest ratio of weight to shift over the graph's cycles: a rank's own work is a cycle of shift 1, a chain
-//! through other ranks and back another one. The ratio is found by policy iteration in integers: every instruction
-//! picks the wait that decides, the cycles that this makes are evaluated, and picks are improved until none can be. A
-//! cycle of shift 0 or less would be a deadlock, which `verify` excludes.
+//! The ranks' repetitions, in an order that respects all waits ([`Window`]), are timed one after the other. How a turn
+//! goes depends on its *state* alone: when each rank is free, and when those transfers were there that the turn waits for
+//! and that began before it. A state that is later by some time makes a turn that is later by that time. So when a
+//! state is the one of `q` turns before, later by `t`, and so were as many states before it as the longest wait reaches
+//! back in turns, every later one is: `q` repetitions take `t`, for ever, whatever they began with.
+//!
+//! Most schedules come to that in two or three turns. Those that do not, or whose ranks do not all come to the same
+//! pace, are solved by [`cycles`].
 
-use crate::time::Costs;
-use artifact::stream::{Op, Program};
-use artifact::verify::index::Kind;
+mod cycles;
+
+use crate::time::{Clock, Costs, Side, Timed};
+use artifact::stream::{Program, Stream};
+use artifact::verify::execute::Window;
+use artifact::verify::prove;
 
 /// Time of a repetition in the steady state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Steady {
-    /// Time of `repetitions` repetitions.
+    /// Time of `repetitions` repetitions, in lowest terms.
     pub total_ns: u64,
     /// At least 1.
     pub repetitions: u64,
@@ -40,276 +44,120 @@ impl Steady {
     }
 }
 
-/// Most improvements; policy iteration needs a few.
-const ROUNDS_MAX: usize = 10_000;
-
-/// Finds the steady state. None when ranks wait for each other for ever, or the period is not whole.
+/// Finds the steady state. None when the program does not verify.
 pub fn steady(program: &Program, costs: &Costs) -> Option<Steady> {
-    let graph = Graph::new(program, costs)?;
-    let mut policy = Policy::new(&graph);
-    let mut exact = false;
-    for _ in 0..ROUNDS_MAX {
-        policy.evaluate(&graph)?;
-        if !policy.improve(&graph) {
-            exact = true;
-            break;
-        }
-    }
-    let ratio = policy.ratios.iter().copied().max_by(|a, b| a.compare(*b))?;
-    let of =
-        |s: &artifact::stream::Stream| s.period.iter().fold(0u64, |sum, i| sum.saturating_add(costs.of(i.op, i.stage)));
-    let busy_ns = program.streams.iter().map(of).collect();
-    let (total_ns, repetitions) = (u64::try_from(ratio.time).ok()?, u64::try_from(ratio.shift).ok()?);
-    Some(Steady { total_ns, repetitions, exact, busy_ns })
+    Pace::new(program, &prove(program).ok()?.window, costs).steady()
 }
 
-/// A wait for the end of instruction `from`, `shift` repetitions earlier.
-#[derive(Clone, Copy, Debug)]
-struct Edge {
-    from: usize,
-    time: i128,
-    shift: i128,
-}
+/// Most instructions that are timed, and turns however few they are.
+const TIMED_MAX: u64 = 1 << 22;
+const TURNS: std::ops::Range<u64> = 8..1024;
+/// Times beyond this are left to [`cycles`], which computes in more bits.
+const NS_MAX: u64 = 1 << 62;
 
-/// The waits of each instruction of the period; the first one is that for the instruction before it on the rank.
-struct Graph {
-    waits: Vec<Vec<Edge>>,
-}
-
-impl Graph {
-    fn new(program: &Program, costs: &Costs) -> Option<Graph> {
-        // Every stream repeats with the same step.
-        let step = program.streams.first()?.microbatches.max(1) as usize;
-        let mut at = vec![None; program.rank_of_stage.len() * KINDS * step];
-        let mut node = 0;
-        for stream in &program.streams {
-            for i in &stream.period {
-                *at.get_mut(place(i.stage.index(), Kind::of(i.op), i.mb, step))? = Some((node, i.mb));
-                node += 1;
-            }
-        }
-        let finder = Finder { program, costs, at, step };
-        let mut waits = Vec::with_capacity(node);
-        for stream in &program.streams {
-            let begin = waits.len();
-            for (position, i) in stream.period.iter().enumerate() {
-                let time = i128::from(costs.of(i.op, i.stage));
-                let before = match position {
-                    0 => Edge { from: begin + stream.period.len() - 1, time, shift: 1 },
-                    _ => Edge { from: begin + position - 1, time, shift: 0 },
-                };
-                let mut edges = vec![before];
-                finder.transfers(i.op, i.stage.index(), i.mb, time, &mut edges)?;
-                waits.push(edges);
-            }
-        }
-        (!waits.is_empty()).then_some(Graph { waits })
-    }
-}
-
-struct Finder<'a> {
+/// Turns being timed.
+pub(crate) struct Pace<'a> {
     program: &'a Program,
+    window: &'a Window,
     costs: &'a Costs,
-    /// By [`place`]: the instruction's number and its micro-batch.
-    at: Vec<Option<(usize, u32)>>,
-    /// Micro-batches of a repetition.
-    step: usize,
+    clock: Clock<'a>,
+    /// The first turn: so late that every micro-batch has one before it in each send slot.
+    from: u64,
+    turns: u64,
+    /// What the first turn waits for that began before it.
+    carried: Vec<Side>,
 }
 
-/// Kinds of instruction.
-const KINDS: usize = Kind::RecvB as usize + 1;
+impl<'a> Pace<'a> {
+    /// `window` is that of `program`.
+    pub fn new(program: &'a Program, window: &'a Window, costs: &'a Costs) -> Self {
+        let step = u64::from(program.streams[0].microbatches);
+        let slots = program.rings.iter().map(|r| u64::from(r.send_f.max(r.send_b))).max().unwrap_or(0);
+        let from = slots.div_ceil(step);
+        let clock = Clock::new(program, costs, from * step - slots);
+        Pace { program, window, costs, clock, from, turns: 0, carried: Vec::new() }
+    }
 
-/// Where [`Finder::at`] has the instructions of a stage, by kind and residue.
-fn place(stage: usize, kind: Kind, mb: u32, step: usize) -> usize {
-    (stage * KINDS + kind as usize) * step + mb as usize % step
+    /// Times the next turn and shows its instructions.
+    pub fn turn(&mut self, mut see: impl FnMut(&Timed)) {
+        let (clock, carried, first) = (&mut self.clock, &mut self.carried, self.turns == 0);
+        self.window.perform(self.program, self.from + self.turns, |event| {
+            if first {
+                carried.extend(clock.carried(event));
+            }
+            let (start_ns, end_ns) = clock.time(event);
+            see(&Timed::new(event, start_ns, end_ns));
+        });
+        self.turns += 1;
+    }
+
+    /// When each rank is free and the carried sides were there, at the beginning of the next turn; none if not all
+    /// began in a turn.
+    fn state(&self) -> Option<Vec<u64>> {
+        if self.turns == 0 {
+            return None;
+        }
+        let later = self.turns * u64::from(self.program.streams[0].microbatches);
+        let sides = self.carried.iter().map(|side| self.clock.side_ns(side.later(later)));
+        self.clock.free_ns.iter().map(|ns| Some(*ns)).chain(sides).collect()
+    }
+
+    /// The steady state, after turns or none.
+    pub fn steady(mut self) -> Option<Steady> {
+        let busy = |s: &Stream| s.period.iter().fold(0u64, |sum, i| sum.saturating_add(self.costs.of(i.op, i.stage)));
+        let busy_ns = self.program.streams.iter().map(busy).collect();
+        if let Some((total_ns, repetitions)) = self.settle() {
+            return Some(Steady { total_ns, repetitions, exact: true, busy_ns });
+        }
+        let (total_ns, repetitions, exact) = cycles::slowest(self.program, self.costs)?;
+        Some(Steady { total_ns, repetitions, exact, busy_ns })
+    }
+
+    /// Time of so many repetitions, once it is the same for ever.
+    fn settle(&mut self) -> Option<(u64, u64)> {
+        let size: usize = self.program.streams.iter().map(|s| s.period.len()).sum();
+        let most = (TIMED_MAX / size.max(1) as u64).clamp(TURNS.start, TURNS.end);
+        // States whose carried sides all began in a turn that was timed: the longest wait reaches back from the first.
+        let (mut states, mut reach) = (Vec::new(), 0);
+        loop {
+            if let Some(state) = self.state() {
+                if states.is_empty() {
+                    reach = self.turns as usize;
+                }
+                if state.iter().any(|ns| *ns > NS_MAX) {
+                    return None;
+                }
+                states.push(state);
+                if let Some((total_ns, turns)) = repeats(&states, reach) {
+                    return Some(lowest(total_ns, turns));
+                }
+            }
+            if self.turns >= most {
+                return None;
+            }
+            self.turn(|_| ());
+        }
+    }
 }
 
-impl Finder<'_> {
-    /// Adds the waits of F, B and I for their input and for their send slot.
-    fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
-        let rings = &self.program.rings[s];
-        let (before, after) = (self.program.border_before(s).is_some(), self.program.border_after(s).is_some());
-        let hop = time + i128::from(self.costs.hop_ns);
-        // What is received from where, and what is sent to where.
-        let (input, output, slots) = match Kind::of(op) {
-            Kind::F => (
-                before.then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
-                after.then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
-                rings.send_f,
-            ),
-            Kind::B | Kind::I => (
-                after.then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
-                before.then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
-                rings.send_b,
-            ),
-            _ => return Some(()),
+/// How much later the last states are than those of how many turns before.
+fn repeats(states: &[Vec<u64>], reach: usize) -> Option<(u64, u64)> {
+    let last = states.len() - 1;
+    (1..=last).find_map(|turns| {
+        let later = states[last][0].checked_sub(states[last - turns][0])?;
+        let same = |back: usize| {
+            let earlier = states.get((last - back).checked_sub(turns)?)?;
+            states[last - back].iter().zip(earlier).all(|(a, b)| a.checked_sub(*b) == Some(later)).then_some(())
         };
-        for side in input.into_iter().flatten() {
-            edges.push(self.edge(side, mb, 0, hop)?);
-        }
-        for side in output.into_iter().flatten() {
-            edges.push(self.edge(side, mb, slots, time)?);
-        }
-        Some(())
-    }
-
-    /// The wait of micro-batch `mb` for the instruction of `mb - back`.
-    fn edge(&self, (stage, kind): (usize, Kind), mb: u32, back: u32, time: i128) -> Option<Edge> {
-        let step = self.step as i128;
-        let wanted = i128::from(mb) - i128::from(back);
-        let (from, has) = (*self.at.get(place(stage, kind, wanted.rem_euclid(step) as u32, self.step))?)?;
-        Some(Edge { from, time, shift: (i128::from(has) - wanted) / step })
-    }
+        (0..reach.min(last + 1)).all(|back| same(back).is_some()).then_some((later, turns as u64))
+    })
 }
 
-/// Time per repetition, in lowest terms.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ratio {
-    time: i128,
-    shift: i128,
-}
-
-impl Ratio {
-    fn new(time: i128, shift: i128) -> Ratio {
-        let (mut a, mut b) = (time, shift);
-        while b != 0 {
-            (a, b) = (b, a % b);
-        }
-        Ratio { time: time / a.max(1), shift: shift / a.max(1) }
+/// The same ratio in lowest terms.
+fn lowest(time: u64, turns: u64) -> (u64, u64) {
+    let (mut a, mut b) = (time, turns);
+    while b != 0 {
+        (a, b) = (b, a % b);
     }
-
-    fn compare(self, other: Ratio) -> std::cmp::Ordering {
-        (self.time * other.shift).cmp(&(other.time * self.shift))
-    }
-
-    /// How much later than by the ratio the edge's end is, in units of 1/shift.
-    fn gain(self, edge: &Edge) -> i128 {
-        edge.time * self.shift - self.time * edge.shift
-    }
-}
-
-/// Repetitions that are timed for a first policy.
-const TIMED: usize = 4;
-
-/// The waits that decide after a few repetitions: most often those that decide for ever, so that little is left to
-/// improve. None where a repetition waits for a later one.
-fn first_picks(graph: &Graph) -> Option<Vec<usize>> {
-    let count = graph.waits.len();
-    let mut waiting = vec![0usize; count];
-    let mut followers = vec![Vec::new(); count];
-    for (node, edges) in graph.waits.iter().enumerate() {
-        for edge in edges.iter().filter(|edge| edge.shift == 0) {
-            waiting[node] += 1;
-            followers[edge.from].push(node as u32);
-        }
-        if edges.iter().any(|edge| edge.shift < 0) {
-            return None;
-        }
-    }
-    let mut order: Vec<usize> = (0..count).filter(|node| waiting[*node] == 0).collect();
-    let mut next = 0;
-    while let Some(node) = order.get(next).copied() {
-        next += 1;
-        for follower in followers[node].iter().map(|f| *f as usize) {
-            waiting[follower] -= 1;
-            if waiting[follower] == 0 {
-                order.push(follower);
-            }
-        }
-    }
-    if order.len() < count {
-        return None;
-    }
-    let (mut ends, mut pick) = (vec![0i128; count], vec![0; count]);
-    for _ in 0..TIMED {
-        let before = ends.clone();
-        for node in &order {
-            let end = |edge: &Edge| edge.time + if edge.shift == 0 { ends[edge.from] } else { before[edge.from] };
-            let waits = graph.waits[*node].iter().map(end).enumerate();
-            let (number, latest) = waits.rev().max_by_key(|(_, end)| *end).expect("a node waits for the one before");
-            (pick[*node], ends[*node]) = (number, latest);
-        }
-    }
-    Some(pick)
-}
-
-struct Policy {
-    /// By instruction: which of its waits decides.
-    pick: Vec<usize>,
-    /// The ratio of the cycle that decides the instruction, and how much later than by that ratio it is.
-    ratios: Vec<Ratio>,
-    values: Vec<i128>,
-}
-
-impl Policy {
-    fn new(graph: &Graph) -> Policy {
-        let count = graph.waits.len();
-        let pick = first_picks(graph).unwrap_or_else(|| vec![0; count]);
-        Policy { pick, ratios: vec![Ratio { time: 0, shift: 1 }; count], values: vec![0; count] }
-    }
-
-    /// Follows the picks to their cycles. None at a cycle of no positive shift.
-    fn evaluate(&mut self, graph: &Graph) -> Option<()> {
-        const NEW: usize = usize::MAX;
-        let mut seen = vec![NEW; graph.waits.len()];
-        for start in 0..graph.waits.len() {
-            let mut path = Vec::new();
-            let mut node = start;
-            while seen[node] == NEW {
-                seen[node] = start;
-                path.push(node);
-                node = graph.waits[node][self.pick[node]].from;
-            }
-            if seen[node] == start {
-                let from = path.iter().position(|n| *n == node).expect("the walk came back to its own path");
-                self.cycle(graph, &path[from..])?;
-                // The first of a cycle keeps its value; the others follow from it.
-                path.remove(from);
-            }
-            for node in path.into_iter().rev() {
-                let edge = graph.waits[node][self.pick[node]];
-                self.ratios[node] = self.ratios[edge.from];
-                self.values[node] = self.values[edge.from] + self.ratios[node].gain(&edge);
-            }
-        }
-        Some(())
-    }
-
-    fn cycle(&mut self, graph: &Graph, nodes: &[usize]) -> Option<()> {
-        let edges = nodes.iter().map(|n| graph.waits[*n][self.pick[*n]]);
-        let (time, shift) = edges.fold((0, 0), |(time, shift), e| (time + e.time, shift + e.shift));
-        if shift <= 0 {
-            return None;
-        }
-        self.ratios[nodes[0]] = Ratio::new(time, shift);
-        Some(())
-    }
-
-    /// Picks waits that lead to a larger ratio, or if there are none, to a later end at the same one. Whether any
-    /// changed.
-    fn improve(&mut self, graph: &Graph) -> bool {
-        let mut changed = false;
-        for (node, edges) in graph.waits.iter().enumerate() {
-            for (number, edge) in edges.iter().enumerate() {
-                let chosen = graph.waits[node][self.pick[node]].from;
-                if self.ratios[edge.from].compare(self.ratios[chosen]).is_gt() {
-                    self.pick[node] = number;
-                    changed = true;
-                }
-            }
-        }
-        if changed {
-            return true;
-        }
-        for (node, edges) in graph.waits.iter().enumerate() {
-            let mut best = self.values[node];
-            for (number, edge) in edges.iter().enumerate() {
-                let value = self.values[edge.from] + self.ratios[node].gain(edge);
-                if self.ratios[edge.from] == self.ratios[node] && value > best {
-                    (self.pick[node], best, changed) = (number, value, true);
-                }
-            }
-        }
-        changed
-    }
+    (time / a.max(1), turns / a.max(1))
 }

@@ -11,7 +11,7 @@
 
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Op, Program};
-use artifact::verify::execute::{Event, Execution, Extent, cycle};
+use artifact::verify::execute::{Event, Execution, Extent, Ports, cycle};
 use artifact::verify::index::Places;
 
 /// What one stage's instructions take.
@@ -81,6 +81,18 @@ pub struct Timed {
     pub end_ns: u64,
 }
 
+impl Timed {
+    pub(crate) fn new(event: &Event, start_ns: u64, end_ns: u64) -> Self {
+        let Event { rank, stage, op, mb, section, .. } = *event;
+        Timed { rank, stage, op, mb, section, start_ns, end_ns }
+    }
+
+    /// Whether it is a send or a receive.
+    pub(crate) fn transfers(&self) -> bool {
+        matches!(self.op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB)
+    }
+}
+
 /// When both sides of a channel's transfers were there, by micro-batch.
 #[derive(Clone, Debug, Default)]
 struct Link {
@@ -88,89 +100,132 @@ struct Link {
     posts_ns: Vec<u64>,
 }
 
-impl Link {
-    fn made_ns(&self, mb: u64) -> u64 {
-        let at = |times: &[u64]| times.get(mb as usize).copied().unwrap_or_default();
-        at(&self.offers_ns).max(at(&self.posts_ns))
+/// Not there.
+const NEVER: u64 = u64::MAX;
+
+fn at(times_ns: &[u64], place: usize) -> Option<u64> {
+    times_ns.get(place).copied().filter(|ns| *ns != NEVER)
+}
+
+fn set(times_ns: &mut Vec<u64>, place: usize, ns: u64) {
+    if times_ns.len() <= place {
+        times_ns.resize(place + 1, NEVER);
+    }
+    times_ns[place] = ns;
+}
+
+/// One side of a transfer that an instruction waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Side {
+    channel: usize,
+    posts: bool,
+    mb: u64,
+}
+
+impl Side {
+    /// The same of a later micro-batch.
+    pub fn later(self, microbatches: u64) -> Side {
+        Side { mb: self.mb + microbatches, ..self }
     }
 }
 
-fn set(times_ns: &mut Vec<u64>, mb: u64, ns: u64) {
-    let at = mb as usize;
-    if times_ns.len() <= at {
-        times_ns.resize(at + 1, 0);
-    }
-    times_ns[at] = ns;
-}
-
-/// Gives the events of an execution, in its order, their times.
-struct Clock<'a> {
-    program: &'a Program,
+/// Gives events their times, in an order that respects all waits. What began before the first event ended at zero.
+pub(crate) struct Clock<'a> {
     costs: &'a Costs,
-    free_ns: Vec<u64>,
-    links: Vec<[Link; 2]>,
+    /// By rank: the end of its last instruction.
+    pub free_ns: Vec<u64>,
+    /// By channel.
+    links: Vec<Link>,
+    ports: Vec<[Ports; 2]>,
+    /// The first micro-batch that anything is asked of.
+    first: u64,
 }
 
 impl<'a> Clock<'a> {
-    fn new(program: &'a Program, costs: &'a Costs) -> Self {
-        let links = vec![Default::default(); program.rank_of_stage.len().saturating_sub(1)];
-        Clock { program, costs, free_ns: vec![0; program.streams.len()], links }
+    pub fn new(program: &'a Program, costs: &'a Costs, first: u64) -> Self {
+        let links = vec![Link::default(); 2 * program.rank_of_stage.len().saturating_sub(1)];
+        Clock { costs, free_ns: vec![0; program.streams.len()], links, ports: Ports::of(program), first }
     }
 
     /// Start and end of the event.
-    fn time(&mut self, event: &Event) -> (u64, u64) {
+    pub fn time(&mut self, event: &Event) -> (u64, u64) {
         let (rank, s) = (event.rank.index(), event.stage.index());
         let free = self.free_ns[rank];
+        let place = (event.mb.wrapping_sub(self.first)) as usize;
         match event.op {
-            Op::SendF => set(&mut self.links[s][0].offers_ns, event.mb, free),
-            Op::RecvF => set(&mut self.links[s - 1][0].posts_ns, event.mb, free),
-            Op::SendB => set(&mut self.links[s - 1][1].offers_ns, event.mb, free),
-            Op::RecvB => set(&mut self.links[s][1].posts_ns, event.mb, free),
+            Op::SendF => set(&mut self.links[2 * s].offers_ns, place, free),
+            Op::RecvF => set(&mut self.links[2 * (s - 1)].posts_ns, place, free),
+            Op::SendB => set(&mut self.links[2 * (s - 1) + 1].offers_ns, place, free),
+            Op::RecvB => set(&mut self.links[2 * s + 1].posts_ns, place, free),
             _ => {}
         }
-        let start = self.ready_ns(event).max(free);
+        let [input, output] = self.waits(event);
+        let arrived = input.map_or(0, |transfer| self.made_ns(transfer).saturating_add(self.costs.hop_ns));
+        let taken = output.map_or(0, |transfer| self.made_ns(transfer));
+        let start = free.max(arrived).max(taken);
         let end = start.saturating_add(self.costs.of(event.op, event.stage));
         self.free_ns[rank] = end;
         (start, end)
     }
 
-    /// When what the event waits for is there.
-    fn ready_ns(&self, event: &Event) -> u64 {
-        let s = event.stage.index();
-        let rings = &self.program.rings[s];
-        let (before, after) = (self.program.border_before(s), self.program.border_after(s));
-        let (input, output, slots) = match event.op {
-            Op::F => (before.map(|c| (c, 0)), after.map(|c| (c, 0)), rings.send_f),
-            Op::B(_) | Op::I => (after.map(|c| (c, 1)), before.map(|c| (c, 1)), rings.send_b),
-            _ => return 0,
+    /// The transfers that the event waits for, by channel and micro-batch: of its input, and of what held its send slot.
+    fn waits(&self, event: &Event) -> [Option<(usize, u64)>; 2] {
+        let direction = match event.op {
+            Op::F => 0,
+            Op::B(_) | Op::I => 1,
+            _ => return [None; 2],
         };
-        let arrived = input.map(|(c, direction): (usize, usize)| {
-            self.links[c][direction].made_ns(event.mb).saturating_add(self.costs.hop_ns)
-        });
-        let holder = event.mb.checked_sub(u64::from(slots));
-        let taken =
-            output.zip(holder).map(|((c, direction), mb): ((usize, usize), u64)| self.links[c][direction].made_ns(mb));
-        arrived.max(taken).unwrap_or(0)
+        let ports = &self.ports[event.stage.index()][direction];
+        let holder = || event.mb.checked_sub(ports.slots).filter(|mb| *mb >= self.first);
+        [ports.input.map(|c| (c, event.mb)), ports.output.and_then(|c| Some((c, holder()?)))]
+    }
+
+    fn made_ns(&self, (channel, mb): (usize, u64)) -> u64 {
+        let (link, place) = (&self.links[channel], (mb - self.first) as usize);
+        at(&link.offers_ns, place).max(at(&link.posts_ns, place)).unwrap_or(0)
+    }
+
+    /// The sides of transfers that the event waits for and that were there before the first event.
+    pub fn carried(&self, event: &Event) -> impl Iterator<Item = Side> {
+        let sides = self.waits(event).into_iter().flatten();
+        let sides = sides.flat_map(|(channel, mb)| [false, true].map(|posts| Side { channel, posts, mb }));
+        sides.filter(|side| self.side_ns(*side).is_none())
+    }
+
+    /// When the side was there; none if that was before the first event.
+    pub fn side_ns(&self, side: Side) -> Option<u64> {
+        let link = &self.links[side.channel];
+        at(if side.posts { &link.posts_ns } else { &link.offers_ns }, (side.mb - self.first) as usize)
     }
 }
 
 /// The compute instructions of one segment of `updates` updates, in an order that respects all waits.
 pub fn run(program: &Program, costs: &Costs, updates: u64) -> Vec<Timed> {
-    watch(program, costs, updates, false)
+    let mut timed = Vec::new();
+    watch(program, &places(program), costs, updates, |t| timed.extend((!t.transfers()).then_some(*t)));
+    timed
 }
 
 /// [`run`] with the transfers' sends and receives, which take no time.
 pub(crate) fn run_all(program: &Program, costs: &Costs, updates: u64) -> Vec<Timed> {
-    watch(program, costs, updates, true)
+    let mut timed = Vec::new();
+    watch(program, &places(program), costs, updates, |t| timed.push(*t));
+    timed
 }
 
-fn watch(program: &Program, costs: &Costs, updates: u64, transfers: bool) -> Vec<Timed> {
-    let mut watch = Watch { clock: Clock::new(program, costs), transfers, timed: Vec::new() };
+fn places(program: &Program) -> Places {
+    Places::new(program).expect("what is timed is covered: `verify` says so")
+}
+
+/// Shows the instructions of one segment of `updates` updates, in an order that respects all waits.
+pub(crate) fn watch(program: &Program, places: &Places, costs: &Costs, updates: u64, mut see: impl FnMut(&Timed)) {
+    let mut clock = Clock::new(program, costs, 0);
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let last = updates.div_ceil(repetition);
-    let places = Places::new(program).expect("only sound programs are timed");
-    Execution::new(program, &places, Extent::Updates(updates)).run(last, |event| watch.see(event));
-    watch.timed
+    Execution::new(program, places, Extent::Updates(updates)).run(last, |event| {
+        let (start_ns, end_ns) = clock.time(event);
+        see(&Timed::new(event, start_ns, end_ns));
+    });
 }
 
 /// Most instructions that are run to show a deadlock.
@@ -178,34 +233,21 @@ const STUCK_STEPS_MAX: u64 = 1 << 22;
 
 /// The compute instructions that a program performs until ranks wait for each other; empty when they never do.
 pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
-    let mut watch = Watch { clock: Clock::new(program, costs), transfers: false, timed: Vec::new() };
-    let places = Places::new(program).expect("what is stuck is covered");
+    let (places, mut timed) = (places(program), Vec::new());
+    let mut clock = Clock::new(program, costs, 0);
     let mut execution = Execution::new(program, &places, Extent::Unbounded);
     for last in 0.. {
-        execution.run(last, |event| watch.see(event));
+        execution.run(last, |event| {
+            let (start_ns, end_ns) = clock.time(event);
+            timed.push(Timed::new(event, start_ns, end_ns));
+        });
         if cycle(&execution.waiting(last)).is_some() {
-            return watch.timed;
+            timed.retain(|t| !t.transfers());
+            return timed;
         }
         if execution.steps() > STUCK_STEPS_MAX {
             return Vec::new();
         }
     }
     unreachable!("the loop above returns")
-}
-
-/// Notes the compute instructions, and on request the transfers.
-struct Watch<'a> {
-    clock: Clock<'a>,
-    transfers: bool,
-    timed: Vec<Timed>,
-}
-
-impl Watch<'_> {
-    fn see(&mut self, event: Event) {
-        let (start_ns, end_ns) = self.clock.time(&event);
-        if self.transfers || !matches!(event.op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB) {
-            let Event { rank, stage, op, mb, section, .. } = event;
-            self.timed.push(Timed { rank, stage, op, mb, section, start_ns, end_ns });
-        }
-    }
 }

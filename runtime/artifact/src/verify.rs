@@ -39,7 +39,7 @@ mod transfers;
 
 use crate::ids::{RankId, StageId};
 use crate::stream::{Instr, Program, Stream};
-use execute::Stuck;
+use execute::{Stuck, Window};
 use index::{Kind, Places};
 use std::collections::HashSet;
 
@@ -80,8 +80,11 @@ pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
 
 /// What a proof found out about its program.
 #[derive(Clone, Debug)]
-pub struct Proof {
+pub struct Proved {
     pub places: Places,
+    pub window: Window,
+    /// Instructions that were performed to show that there is no deadlock.
+    pub steps: u64,
 }
 
 /// Checks every invariant of the module's text.
@@ -89,7 +92,7 @@ pub struct Proof {
 /// # Errors
 /// What is broken, at most one for each stage (or pair of ranks) and invariant. Later invariants build on earlier ones:
 /// the first that is broken ends the check.
-pub fn prove(program: &Program) -> Result<Proof, Vec<Violation>> {
+pub fn prove(program: &Program) -> Result<Proved, Vec<Violation>> {
     let found = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
     shape(program).map_err(|what| vec![Violation::Shape(what)])?;
     found(placement(program))?;
@@ -102,8 +105,9 @@ pub fn prove(program: &Program) -> Result<Proof, Vec<Violation>> {
     found(stage::accumulation(program))?;
     found((0..stages.len()).filter_map(|s| stage::rings(program, &stages, s)).collect())?;
     found(transfers::check(program))?;
-    execute::deadlock_free(program, &places).map_err(|stuck| vec![Violation::Deadlock(stuck)])?;
-    Ok(Proof { places })
+    let deadlock = |stuck| vec![Violation::Deadlock(stuck)];
+    let (window, steps) = execute::deadlock_free(program, &places).map_err(deadlock)?;
+    Ok(Proved { places, window, steps })
 }
 
 fn shape(program: &Program) -> Result<(), String> {

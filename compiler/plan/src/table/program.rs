@@ -12,7 +12,7 @@ use artifact::ids::{RankId, StageId};
 use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
 use artifact::verify::execute::{Stuck, Waiting};
 use artifact::verify::index::Kind;
-use artifact::verify::{Violation, verify};
+use artifact::verify::{Proved, Violation, prove};
 use dsl::diag::{Diagnostic, Label};
 use std::collections::{HashMap, HashSet};
 
@@ -34,6 +34,14 @@ impl Table {
     /// # Errors
     /// Ranks that wait for each other, with the cells that wait.
     pub fn program(&self) -> Result<Program, Vec<Diagnostic>> {
+        self.proved().map(|(program, _)| program)
+    }
+
+    /// [`Table::program`], and what the proof found out.
+    ///
+    /// # Errors
+    /// As [`Table::program`].
+    pub fn proved(&self) -> Result<(Program, Proved), Vec<Diagnostic>> {
         let (microbatches, updates) = (self.microbatches, self.updates.unwrap_or(1));
         let lines: Vec<Line> = (0..self.rows.len())
             .map(|row| Line {
@@ -52,8 +60,8 @@ impl Table {
         program.rings = (0..places.len()).map(|s| self.rings(&program, &places, s, &shape)).collect();
         program.streams =
             if self.comms { lines.iter().map(as_written).collect() } else { flushes(&mut program, &lines) };
-        match verify(&program) {
-            Ok(()) => Ok(program),
+        match prove(&program) {
+            Ok(proved) => Ok((program, proved)),
             Err(violations) => Err(violations.iter().map(|v| self.refused(&program, v)).collect()),
         }
     }

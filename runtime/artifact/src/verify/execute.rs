@@ -91,10 +91,63 @@ impl Channel<'_> {
     }
 }
 
+impl Event {
+    /// What a rank whose stream this is performs at `cursor`.
+    fn at(stream: &Stream, rank: usize, cursor: Cursor, instr: &Instr) -> Event {
+        let Cursor { section, position } = cursor;
+        let step = if instr.op == Op::U { stream.updates } else { stream.microbatches };
+        Event {
+            rank: RankId(rank as u32),
+            op: instr.op,
+            stage: instr.stage,
+            mb: u64::from(instr.mb) + section.saturating_sub(1) * u64::from(step),
+            section,
+            position: position as u32,
+        }
+    }
+}
+
+/// How far a rank is: its next instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Cursor {
-    section: u64,
-    position: usize,
+pub struct Cursor {
+    pub section: u64,
+    pub position: usize,
+}
+
+/// So many instructions that a rank performs one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Burst {
+    pub rank: u32,
+    pub count: u32,
+}
+
+/// One repetition of all ranks in an order that respects all waits: repeated for ever from where it starts, it is the
+/// run from there on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Window {
+    /// By rank: its first instruction.
+    pub starts: Vec<Cursor>,
+    /// Of each rank, as many instructions in all as its period has.
+    pub bursts: Vec<Burst>,
+}
+
+impl Window {
+    /// Performs the window's repetition `turn`, counted from its start.
+    pub fn perform(&self, program: &Program, turn: u64, mut perform: impl FnMut(&Event)) {
+        let mut cursors: Vec<Cursor> =
+            self.starts.iter().map(|start| Cursor { section: start.section + turn, ..*start }).collect();
+        for burst in &self.bursts {
+            let rank = burst.rank as usize;
+            let (stream, cursor) = (&program.streams[rank], &mut cursors[rank]);
+            for _ in 0..burst.count {
+                perform(&Event::at(stream, rank, *cursor, &stream.period[cursor.position]));
+                cursor.position += 1;
+                if cursor.position == stream.period.len() {
+                    *cursor = Cursor { section: cursor.section + 1, position: 0 };
+                }
+            }
+        }
+    }
 }
 
 /// A program being performed. It must pass `verify`'s checks up to those of transfers.
@@ -110,15 +163,35 @@ pub struct Execution<'a> {
     ports: Vec<[Ports; 2]>,
     /// Instructions performed or skipped so far.
     steps: u64,
+    /// In which order since [`Execution::mark`].
+    bursts: Vec<Burst>,
 }
 
-/// The channels that a compute instruction uses, by number.
+/// The channels that a compute instruction uses, by number: channel 2b carries activations over border b, channel
+/// 2b + 1 gradients.
 #[derive(Clone, Copy, Debug)]
-struct Ports {
-    input: Option<usize>,
-    output: Option<usize>,
+pub struct Ports {
+    pub input: Option<usize>,
+    pub output: Option<usize>,
     /// Slots of the output's send ring.
-    slots: u64,
+    pub slots: u64,
+}
+
+impl Ports {
+    /// By stage: those of its F, and of its B or I.
+    pub fn of(program: &Program) -> Vec<[Ports; 2]> {
+        let stage = |s: usize| {
+            let rings = &program.rings[s];
+            let (before, after) = (program.border_before(s), program.border_after(s));
+            let activations = |border: Option<usize>| border.map(|b| 2 * b);
+            let gradients = |border: Option<usize>| border.map(|b| 2 * b + 1);
+            [
+                Ports { input: activations(before), output: activations(after), slots: u64::from(rings.send_f) },
+                Ports { input: gradients(after), output: gradients(before), slots: u64::from(rings.send_b) },
+            ]
+        };
+        (0..program.rank_of_stage.len()).map(stage).collect()
+    }
 }
 
 impl<'a> Execution<'a> {
@@ -144,8 +217,9 @@ impl<'a> Execution<'a> {
             end,
             cursors: vec![Cursor { section: 0, position: 0 }; program.streams.len()],
             channels: (0..stages.saturating_sub(1)).flat_map(border).collect(),
-            ports: (0..stages).map(|s| ports(program, s)).collect(),
+            ports: Ports::of(program),
             steps: 0,
+            bursts: Vec::new(),
         }
     }
 
@@ -156,7 +230,7 @@ impl<'a> Execution<'a> {
 
     /// Performs all that can be performed without going beyond section `last` (see [`Event::section`]), in an order
     /// that respects all waits.
-    pub fn run(&mut self, last: u64, mut perform: impl FnMut(Event)) {
+    pub fn run(&mut self, last: u64, mut perform: impl FnMut(&Event)) {
         loop {
             let before = self.steps;
             for rank in 0..self.cursors.len() {
@@ -169,20 +243,21 @@ impl<'a> Execution<'a> {
     }
 
     /// Performs what one rank can perform.
-    fn advance(&mut self, rank: usize, last: u64, perform: &mut impl FnMut(Event)) {
+    fn advance(&mut self, rank: usize, last: u64, perform: &mut impl FnMut(&Event)) {
+        let before = self.steps;
         let stream = &self.program.streams[rank];
         let Cursor { mut section, mut position } = self.cursors[rank];
         'sections: while section <= last {
             let list = section_of(stream, section);
             while let Some(instr) = list.get(position) {
-                let event = event(stream, rank, section, position, instr);
+                let event = Event::at(stream, rank, Cursor { section, position }, instr);
                 let skipped = self.skipped(&event);
                 if !skipped && self.cause(&event).is_some() {
                     break 'sections;
                 }
                 self.count(&event);
                 if !skipped {
-                    perform(event);
+                    perform(&event);
                 }
                 self.steps += 1;
                 position += 1;
@@ -193,6 +268,19 @@ impl<'a> Execution<'a> {
             (section, position) = (section + 1, 0);
         }
         self.cursors[rank] = Cursor { section, position };
+        if self.steps > before {
+            self.bursts.push(Burst { rank: rank as u32, count: (self.steps - before) as u32 });
+        }
+    }
+
+    /// Forgets the order so far. By rank: the next instruction.
+    fn mark(&mut self) -> Vec<Cursor> {
+        self.bursts.clear();
+        let next = |(stream, cursor): (&Stream, &Cursor)| match section_of(stream, cursor.section).len() {
+            length if cursor.position == length => Cursor { section: cursor.section + 1, position: 0 },
+            _ => *cursor,
+        };
+        self.program.streams.iter().zip(&self.cursors).map(next).collect()
     }
 
     /// The ranks that wait though they may go on to section `last`.
@@ -229,8 +317,7 @@ impl<'a> Execution<'a> {
         if cursor.section > last {
             return None;
         }
-        let Cursor { section, position } = *cursor;
-        Some(event(stream, rank, section, position, &section_of(stream, section)[position]))
+        Some(Event::at(stream, rank, *cursor, &section_of(stream, cursor.section)[cursor.position]))
     }
 
     fn skipped(&self, event: &Event) -> bool {
@@ -280,30 +367,8 @@ fn receiver(channel: usize) -> usize {
     channel / 2 + 1 - channel % 2
 }
 
-fn ports(program: &Program, s: usize) -> [Ports; 2] {
-    let rings = &program.rings[s];
-    let [before, after] = [program.border_before(s), program.border_after(s)].map(|border| border.map(|b| 2 * b));
-    let backward = |border: Option<usize>| border.map(|channel| channel + 1);
-    [
-        Ports { input: before, output: after, slots: u64::from(rings.send_f) },
-        Ports { input: backward(after), output: backward(before), slots: u64::from(rings.send_b) },
-    ]
-}
-
 fn section_of(stream: &Stream, section: u64) -> &[Instr] {
     if section == 0 { &stream.prologue } else { &stream.period }
-}
-
-fn event(stream: &Stream, rank: usize, section: u64, position: usize, instr: &Instr) -> Event {
-    let step = if instr.op == Op::U { stream.updates } else { stream.microbatches };
-    Event {
-        rank: RankId(rank as u32),
-        op: instr.op,
-        stage: instr.stage,
-        mb: u64::from(instr.mb) + section.saturating_sub(1) * u64::from(step),
-        section,
-        position: position as u32,
-    }
 }
 
 /// Why a program is not known to be free of deadlocks.
@@ -316,25 +381,28 @@ pub enum Stuck {
 }
 
 /// Proves that no run of any length gets stuck. See the module's text. Work is linear in the program's size.
+/// The window that repeats, and the instructions performed to find it.
 ///
 /// # Errors
 /// The cycle of waiting ranks, or that the proof was not found.
-pub fn deadlock_free(program: &Program, places: &Places) -> Result<(), Stuck> {
+pub fn deadlock_free(program: &Program, places: &Places) -> Result<(Window, u64), Stuck> {
     let mut execution = Execution::new(program, places, Extent::Unbounded);
     let size: usize = program.streams.iter().map(|s| s.prologue.len() + s.period.len()).sum();
     let steps_max = (1 << 20) + 64 * size as u64;
     let mut previous = Vec::new();
     for last in 0.. {
         let before = execution.steps();
+        let starts = execution.mark();
         execution.run(last, |_| ());
         if let Some(cycle) = cycle(&execution.waiting(last)) {
             return Err(Stuck::Cycle(cycle));
         }
         let lags = execution.lags(last);
         let slowest = lags.iter().map(|(sections, _)| *sections).max().unwrap_or(0);
-        let complete = last == 1 && slowest == 0 && begins_and_ends_by_itself(program);
+        // Without a prologue no operation has a lead: coverage says so.
+        let complete = last == 1 && slowest == 0 && program.streams.iter().all(|s| s.prologue.is_empty());
         if complete || lags == previous && last > slowest + in_force(program, slowest) {
-            return Ok(());
+            return Ok((Window { starts, bursts: std::mem::take(&mut execution.bursts) }, execution.steps()));
         }
         previous = lags;
         if execution.steps() > steps_max || execution.steps() == before && last > 0 {
@@ -342,15 +410,6 @@ pub fn deadlock_free(program: &Program, places: &Places) -> Result<(), Stuck> {
         }
     }
     unreachable!("the loop above returns")
-}
-
-/// Whether every repetition performs its own micro-batches and no others.
-pub fn begins_and_ends_by_itself(program: &Program) -> bool {
-    let alone = |stream: &Stream| {
-        let own = |i: &Instr| i.mb < if i.op == Op::U { stream.updates } else { stream.microbatches };
-        stream.prologue.is_empty() && stream.period.iter().all(own)
-    };
-    program.streams.iter().all(alone)
 }
 
 /// The repetition from which on all waits for send slots are in force: there is a micro-batch as many before as the
