@@ -12,7 +12,7 @@ const PAGES: &[(&str, &str)] = pages![
     // Syntax.
     P0101 P0102 P0103 P0104 P0105 P0106 P0107
     // Names, values, types.
-    P0201 P0202 P0203 P0204 P0205 P0206 P0207 P0208 P0209 P0210 P0211 P0212 P0213 P0214 P0215 P0216 P0217 P0218
+    P0201 P0202 P0203 P0204 P0205 P0206 P0207 P0208 P0209 P0210 P0211 P0212 P0213 P0214 P0215 P0216 P0217 P0218 P0219
     // Partition and rates.
     P0220 P0221 P0222 P0223 P0224 P0226 P0229
     // Corrections.
@@ -40,6 +40,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0320
     P0330
     P0331
+    P0340
     P0399
     // Model and memory: one code a line.
     P0401
@@ -57,6 +58,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0606
     P0607
     P0608
+    P0609
     P0610
     P0611
     P0620

@@ -19,6 +19,7 @@ mod section;
 mod set;
 mod values;
 mod variant;
+mod weights;
 
 pub(crate) use schedule::lower;
 pub use set::{Set, with_sets};
@@ -100,7 +101,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         broken: &items.broken,
     };
     let pipeline = items.pipeline.and_then(|block| pipeline::pipeline(cx, block, &outer));
-    let staleness = pipeline::staleness(cx, items.staleness);
+    let staleness = pipeline::staleness(cx, items.staleness, pipeline.as_ref().map(|(_, schedule)| schedule));
     let optimizer = optimizer::optimizer(cx, items.optimizer);
     let require = pipeline::require(cx, items.require, model.is_some(), machine.as_ref().map(|m| &m.ranks));
     if let (Some(correction), Some((optimizer, _))) =

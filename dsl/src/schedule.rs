@@ -23,6 +23,7 @@
 //! * `when cond`: the step is performed only in rounds where the condition holds.
 
 use crate::diag::Span;
+use crate::spec::Weights;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Schedule {
@@ -30,6 +31,8 @@ pub struct Schedule {
     pub place: Place,
     pub backward: Backward,
     pub update: Update,
+    /// The policy that it is made for, if it says so.
+    pub weights: Option<Weights>,
     /// At most one an action; empty where steps name their chunks or a rank has one.
     pub sequences: Vec<Sequence>,
     pub order: Vec<Phase>,

@@ -205,6 +205,7 @@ pub enum Layer {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Staleness {
+    /// The span is empty where the schedule says it, or nobody.
     pub weights: At<Weights>,
     /// `drift <= n`.
     pub drift: Option<At<u64>>,
@@ -236,10 +237,15 @@ pub enum Correction {
     PipeMare { anneal: u64 },
 }
 
+/// Which weights the passes of a micro-batch read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// Backward reads the weights as they are; no copies.
     Current,
+    /// Backward reads the version that forward read, which is kept until then (PipeDream).
+    Stash,
+    /// Both read the version before the one that their update is applied to; two versions are kept (PipeDream-2BW).
+    DoubleBuffer,
 }
 
 pub use artifact_types::{LearningRate, Optimizer};

@@ -2,13 +2,14 @@
 
 use crate::Shape;
 use crate::bounds;
+use crate::expand;
 use crate::facts::{Facts, Proof, RankFacts, StageFacts, Staleness};
-use crate::order::fault;
+use crate::policy::copies;
 use crate::steady::{Pace, Steady};
 use crate::time::{Costs, Timed, watch};
 use crate::versions::{StageVersions, versions_at};
-use artifact::stream::{Op, Program, Stream};
-use artifact::verify::{Proved, prove};
+use artifact::stream::{Op, Policy, Program, Stream};
+use artifact::verify::{Proved, Violation, prove};
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::Schedule;
 use dsl::spec::{At, Correction, Spec};
@@ -98,7 +99,7 @@ impl Alone {
 pub fn analyse(program: &Program, subject: &Subject, costs: &Costs) -> (Facts, Vec<Diagnostic>) {
     match prove(program) {
         Ok(proved) => analyse_proved(program, &proved, subject, costs),
-        Err(violations) => refused(subject, violations.iter().map(ToString::to_string).collect()),
+        Err(violations) => refused(subject, program, &violations),
     }
 }
 
@@ -117,7 +118,7 @@ pub fn analyse_proved(
     bounds::check(subject, &findings, &mut proofs, &mut diagnostics);
     let facts = Facts {
         ranks: ranks(&findings),
-        stages: findings.versions.iter().map(stage).collect(),
+        stages: (0..findings.versions.len()).map(|s| stage(&findings, s)).collect(),
         period_ns: findings.steady.period_ns(),
         makespan_ns: findings.alone.makespan_ns(),
         proofs,
@@ -138,14 +139,12 @@ fn times(program: &Program, proved: &Proved, costs: &Costs) -> (Steady, Alone) {
     (pace.steady().expect("a verified program has no cycle of waits"), alone)
 }
 
-fn refused(subject: &Subject, violations: Vec<String>) -> (Facts, Vec<Diagnostic>) {
-    let by = violations.join("; ");
-    let proof = Proof { claim: "the streams are sound".into(), holds: false, by: by.clone() };
+fn refused(subject: &Subject, program: &Program, violations: &[Violation]) -> (Facts, Vec<Diagnostic>) {
+    let by = violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+    let proof = Proof { claim: "the streams are sound".into(), holds: false, by };
     let facts = Facts { ranks: Vec::new(), stages: Vec::new(), period_ns: 0, makespan_ns: 0, proofs: vec![proof] };
-    let diagnostic = fault(subject.schedule, "P0399", &subject.schedule.span, "the expanded schedule does not verify")
-        .note(by)
-        .help("this is an error in paceline itself: please report it with the schedule");
-    (facts, vec![diagnostic])
+    let found = violations.iter().take(1).map(|v| expand::refused(subject.schedule, &subject.shape, program, v));
+    (facts, found.collect())
 }
 
 fn structure(program: &Program) -> Vec<Proof> {
@@ -162,6 +161,7 @@ fn structure(program: &Program) -> Vec<Proof> {
             "every micro-batch finds its ring slot free",
             "the slot's user before it is released earlier in the same stream, for one micro-batch of each residue beyond the prologue",
         ),
+        holds(weights_claim(program.policy), weights_by(program.policy)),
         holds(
             "what a rank sends is what its neighbour receives, in the same order",
             "the sequences agree over both prologues and one period, and repeat with the same step",
@@ -171,6 +171,29 @@ fn structure(program: &Program) -> Vec<Proof> {
             "executed with transfers that complete only when matched until every rank was one repetition further; fewer micro-batches wait for less",
         ),
     ]
+}
+
+/// What is proved about versions of the weights.
+fn weights_claim(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Current => "every pass reads the weights between two updates, never while one is under way",
+        Policy::Stash => "every backward pass reads the version of the weights that its forward pass read",
+        Policy::DoubleBuffer => {
+            "the passes of update u's micro-batches read version u - 1 of the weights (the first ones version 0)"
+        }
+        Policy::Predicted => "every pass reads the weights, or their prediction, between two updates",
+    }
+}
+
+fn weights_by(policy: Policy) -> &'static str {
+    match policy {
+        Policy::Current | Policy::Predicted => {
+            "no last weight gradient has begun an update that is not made, for one micro-batch of each residue beyond the prologue"
+        }
+        Policy::Stash | Policy::DoubleBuffer => {
+            "it is made by then, and the update that overwrites its slot has not begun, for one micro-batch of each residue beyond the prologue"
+        }
+    }
 }
 
 fn ranks(findings: &Findings) -> Vec<RankFacts> {
@@ -209,8 +232,8 @@ fn in_flight(stream: &Stream) -> u32 {
     most
 }
 
-fn stage(versions: &StageVersions) -> StageFacts {
+fn stage(findings: &Findings, s: usize) -> StageFacts {
+    let versions = &findings.versions[s];
     let (drift, delay): (Staleness, Staleness) = (versions.drift.staleness, versions.delay.staleness);
-    // The weights are read as they are: no other version is kept.
-    StageFacts { drift, delay, delay_uniform: versions.delay_uniform, versions_live: 1 }
+    StageFacts { drift, delay, delay_uniform: versions.delay_uniform, versions_live: copies(findings.program, s) }
 }

@@ -15,9 +15,9 @@
 use crate::Shape;
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
 use crate::order::{self, ACTIONS_MAX, Act, fault};
-use crate::{buffers, posts};
+use crate::{buffers, policy, posts};
 use artifact::ids::{RankId, StageId};
-use artifact::stream::{Instr, Op, Program, RingSizes, Stream};
+use artifact::stream::{Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Proved, Violation, prove};
 use dsl::diag::Diagnostic;
 use dsl::schedule::{Action, Schedule, Update};
@@ -38,7 +38,8 @@ pub fn expand_proved(schedule: &Schedule, shape: Shape) -> Result<(Program, Prov
     let program = streams(schedule, &shape).map_err(|d| vec![d])?;
     match prove(&program) {
         Ok(proved) => Ok((program, proved)),
-        Err(violations) => Err(violations.iter().map(|v| refused(schedule, &shape, &program, v)).collect()),
+        // The same on every stage is said once.
+        Err(violations) => Err(violations.iter().take(1).map(|v| refused(schedule, &shape, &program, v)).collect()),
     }
 }
 
@@ -50,12 +51,19 @@ pub fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic
     let lines = lines(schedule, shape)?;
     let stages = shape.ranks * schedule.place.chunks(shape.chunks);
     let rank_of_stage = (0..stages).map(|s| RankId(schedule.place.home(s, shape.ranks).0)).collect();
-    let mut program = Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate: shape.accumulate };
+    let mut program = Program {
+        streams: Vec::new(),
+        rank_of_stage,
+        rings: Vec::new(),
+        accumulate: shape.accumulate,
+        policy: shape.policy,
+    };
     program.rings = (0..stages).map(|s| rings(&program, &lines, s, shape)).collect();
     program.streams = match schedule.update {
         Update::Flush => flushes(&mut program, &lines),
         Update::Local => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
     };
+    policy::keep(&mut program, shape.policy);
     Ok(program)
 }
 
@@ -183,6 +191,7 @@ fn rings(program: &Program, lines: &[Line], s: u32, shape: &Shape) -> RingSizes 
     let (before, after) = (program.border_before(stage), program.border_after(stage));
     let send_slots = shape.send_slots.max(1);
     RingSizes {
+        weights: 1,
         stash,
         recv_f: match s.checked_sub(1) {
             None => stash,
@@ -251,10 +260,13 @@ fn unbounded(program: &Program, line: &Line, stage: u32) -> Stream {
     Stream { prologue, period: place(&line.period), microbatches, updates }
 }
 
-/// The diagnostic for a broken invariant: a deadlock is the order's fault, anything else is ours.
-fn refused(schedule: &Schedule, shape: &Shape, program: &Program, violation: &Violation) -> Diagnostic {
+/// The diagnostic for a broken invariant: a deadlock is the order's fault, a version that is not there the policy's, anything else is ours.
+pub(crate) fn refused(schedule: &Schedule, shape: &Shape, program: &Program, violation: &Violation) -> Diagnostic {
     match violation {
         Violation::Deadlock(stuck) => crate::deadlock::explain(schedule, shape, program, stuck),
+        Violation::Version { stage, missing, .. } if program.policy == Policy::DoubleBuffer => {
+            policy::refused(schedule, shape, *stage, missing)
+        }
         other => fault(schedule, "P0399", &schedule.span, "the expanded schedule does not verify")
             .note(other.to_string())
             .help("this is an error in paceline itself: please report it with the schedule"),

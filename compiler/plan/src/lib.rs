@@ -18,14 +18,18 @@ pub mod facts;
 pub mod grid;
 mod line;
 mod order;
+mod policy;
 mod posts;
 pub mod steady;
 pub mod table;
 pub mod time;
 pub mod versions;
 
+use artifact::stream::Policy;
+
 pub use analyse::{Subject, analyse, analyse_proved};
 pub use expand::{expand, expand_proved};
+pub use policy::{keep, policy};
 
 /// What a schedule is expanded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,17 +44,20 @@ pub struct Shape {
     pub receive_extra: u32,
     /// Slots of each send ring, at least 1.
     pub send_slots: u32,
+    /// Which versions of the weights are read.
+    pub policy: Policy,
 }
 
 impl Shape {
-    /// With one extra receive slot and one send slot; two stages a rank where the schedule leaves it open.
+    /// With one extra receive slot and one send slot, and the weights as they are; two stages a rank where the schedule leaves it open.
     pub fn new(ranks: u32, accumulate: u32) -> Self {
-        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1 }
+        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1, policy: Policy::Current }
     }
 
     /// What `spec` says.
     pub fn of(spec: &dsl::spec::Spec) -> Self {
         let chunks = spec.pipeline.chunks.value;
-        Shape { chunks, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
+        let policy = policy(&spec.staleness.weights.value);
+        Shape { chunks, policy, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
     }
 }

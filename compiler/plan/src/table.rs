@@ -103,6 +103,7 @@ impl Table {
             place: Place::Linear,
             backward: if split { Backward::Split } else { Backward::Whole },
             update: if self.updates.is_some() { Update::Local } else { Update::Flush },
+            weights: None,
             sequences: Vec::new(),
             order: Vec::new(),
             span: 0..0,

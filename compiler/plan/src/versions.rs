@@ -2,18 +2,21 @@
 //!
 //! # Meaning
 //!
-//! The version of a stage's weights is the number of updates made. With v(F), v(B) the versions when a micro-batch's
-//! `F` and its `B` (or `I`) run, its *drift* is v(B) - v(F): so many updates its backward pass crosses. Its *delay* is
+//! The version of a stage's weights is the number of updates made. With v(F), v(B) the versions that a micro-batch's
+//! `F` and its `B` (or `I`) read, by the program's policy ([`artifact::verify::versions`]), its *drift* is v(B) - v(F): so many updates its backward pass crosses. Its *delay* is
 //! the version that its update is applied to, minus v(F): update `u` is applied to version `u`. Both follow from the
 //! order of one rank's stream alone, so no timing changes them.
+//!
+//! A run's first update has no version before it: under `double_buffer` its delay is 0, and 1 from then on.
 //!
 //! Beyond the prologue everything shifts by one repetition, so one micro-batch of each residue stands for all later
 //! ones ([`artifact::verify::index`]): the maximum over the prologue's and one more of each residue is that of a run of
 //! any length.
 
 use crate::facts::Staleness;
-use artifact::stream::Program;
-use artifact::verify::index::{At, Places};
+use artifact::stream::{Policy, Program};
+use artifact::verify::index::Places;
+use artifact::verify::versions::Versions;
 use artifact::verify::{StageIndex, Violation};
 
 /// A micro-batch that shows a measure's maximum; the first such.
@@ -54,45 +57,36 @@ pub fn versions(program: &Program, boundary: Option<u64>) -> Result<Vec<StageVer
 
 /// [`versions`] of a program whose places are known.
 pub fn versions_at(program: &Program, places: &Places, boundary: Option<u64>) -> Vec<StageVersions> {
-    let of = |s: usize| {
-        let index = StageIndex::new(program, places, s);
-        let counter = Counter::new(&index);
-        let drift = counter.measure(boundary, |m| counter.version(index.input_gradient.at(m)));
-        let delay = counter.measure(boundary, |m| m / u64::from(program.accumulate));
-        let delay_uniform = counter.uniform(u64::from(program.accumulate), delay.staleness.max);
+    let stages: Vec<StageIndex> =
+        (0..program.rank_of_stage.len()).map(|s| StageIndex::new(program, places, s)).collect();
+    // A drain changes nothing that a double buffer reads; its first update has no version before.
+    let double = program.policy == Policy::DoubleBuffer;
+    let boundary = boundary.filter(|_| !double);
+    let of = |(index, reads): (&StageIndex, &Versions)| {
+        let counter = Counter { index, reads, accumulate: program.accumulate.into(), first: u64::from(double) };
+        let drift = counter.measure(boundary, |m| reads.backward(m));
+        let delay = counter.measure(boundary, |m| (m / counter.accumulate) as i64);
+        let delay_uniform = counter.uniform(delay.staleness.max);
         StageVersions { drift, delay, delay_uniform }
     };
-    (0..program.rank_of_stage.len()).map(of).collect()
+    stages.iter().zip(&Versions::of(program, &stages)).map(of).collect()
 }
 
-/// Counts updates before a place in the stream.
 struct Counter<'a> {
     index: &'a StageIndex<'a>,
-    /// Positions of U in the prologue and the period, ascending.
-    prologue: Vec<u32>,
-    period: Vec<u32>,
+    reads: &'a Versions<'a>,
+    accumulate: u64,
+    /// Repetitions that are not yet as all later ones, beyond the leads.
+    first: u64,
 }
 
-impl<'a> Counter<'a> {
-    fn new(index: &'a StageIndex<'a>) -> Self {
-        let (prologue, period) = index.update.positions();
-        Counter { index, prologue, period }
-    }
-
-    fn version(&self, at: At) -> u64 {
-        let before = |positions: &[u32]| positions.partition_point(|p| *p < at.position) as u64;
-        match at.section.checked_sub(1) {
-            None => before(&self.prologue),
-            Some(n) => self.prologue.len() as u64 + n * self.period.len() as u64 + before(&self.period),
-        }
-    }
-
+impl Counter<'_> {
     /// `most`, the largest delay, if update k consists of micro-batches whose delays are all the smaller of k and it.
-    fn uniform(&self, accumulate: u64, most: u64) -> Option<u64> {
-        let (f, step) = (&self.index.f, self.index.f.step());
+    fn uniform(&self, most: u64) -> Option<u64> {
+        let (f, step, accumulate) = (&self.index.f, self.index.f.step(), self.accumulate);
         let as_said = |m: u64, steady: bool| {
             let update = m / accumulate;
-            let delay = update.saturating_sub(self.version(f.at(m)));
+            let delay = update.saturating_sub(self.reads.forward(m).max(0) as u64);
             // Every later micro-batch of the residue is as the steady one.
             delay == if steady { most } else { update.min(most) }
         };
@@ -105,20 +99,20 @@ impl<'a> Counter<'a> {
     }
 
     /// Largest and mean of `end(m) - version at F(m)`.
-    fn measure(&self, boundary: Option<u64>, end: impl Fn(u64) -> u64) -> Measure {
+    fn measure(&self, boundary: Option<u64>, end: impl Fn(u64) -> i64) -> Measure {
         let (f, step) = (&self.index.f, self.index.f.step());
-        let updates = (self.period.len() as u64).max(1);
-        let limit = boundary.map_or(u64::MAX, |b| b.saturating_mul(step / updates));
+        let limit = boundary.map_or(u64::MAX, |b| b.saturating_mul(self.accumulate));
         let mut worst: Option<Witness> = None;
         let (mut sum, mut count) = (0.0, 0u64);
         for residue in 0..step {
-            let transient = f.lead(residue).max(self.index.input_gradient.lead(residue));
+            let transient = f.lead(residue).max(self.index.input_gradient.lead(residue)) + self.first;
             for turn in 0..=transient {
                 let m = residue + turn * step;
                 if m >= limit {
                     break;
                 }
-                let (at_forward, at_end) = (self.version(f.at(m)), end(m));
+                // Before the first update there is nothing but where training starts.
+                let [at_forward, at_end] = [self.reads.forward(m), end(m)].map(|v| v.max(0) as u64);
                 let stale = at_end.saturating_sub(at_forward);
                 let largest = worst.map_or(0, |w| w.at_end - w.at_forward);
                 if worst.is_none_or(|w| stale > largest || stale == largest && m < w.mb) {

@@ -3,7 +3,7 @@
 //!
 //! It is slow and knows no formula: every figure is counted while a run goes on.
 
-use artifact::stream::{Op, Program, RingSizes};
+use artifact::stream::{Op, Policy, Program, RingSizes};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
 /// splitmix64.
@@ -126,6 +126,8 @@ struct Stage {
     send_b: Ring,
     /// Updates made.
     version: u64,
+    /// The versions of the weights that are kept, by slot; none while one is written.
+    weights: Vec<Option<u64>>,
     /// By micro-batch: the version that F read, how many updates its backward pass came later, its gradient's delay.
     read: Vec<Option<u64>>,
     crossed: Vec<Option<u64>>,
@@ -146,6 +148,7 @@ impl Stage {
             recv_b: Ring::new(rings.recv_b),
             send_b: Ring::new(rings.send_b),
             version: 0,
+            weights: std::iter::once(Some(0)).chain(vec![None; (rings.weights - 1) as usize]).collect(),
             read: vec![None; microbatches],
             crossed: vec![None; microbatches],
             delay: vec![None; microbatches],
@@ -158,7 +161,12 @@ impl Stage {
     fn used(&self) -> RingSizes {
         let [stash, recv_f, send_f, recv_b, send_b] =
             [&self.stash, &self.recv_f, &self.send_f, &self.recv_b, &self.send_b].map(|ring| ring.most);
-        RingSizes { stash, recv_f, send_f, recv_b, send_b }
+        RingSizes { weights: self.weights.len() as u32, stash, recv_f, send_f, recv_b, send_b }
+    }
+
+    fn reads(&self, version: u64, what: &str, mb: u64) -> Checked {
+        let there = self.weights[version as usize % self.weights.len()];
+        if there == Some(version) { Ok(()) } else { Err(format!("{what} {mb} finds weights {there:?} for {version}")) }
     }
 }
 
@@ -234,7 +242,12 @@ impl World<'_> {
         if !last && !to {
             stage.send_f.claim(mb, "send_f")?;
         }
-        if stage.read[mb as usize].replace(stage.version).is_some() {
+        let version = match self.program.policy {
+            Policy::DoubleBuffer => (mb / u64::from(self.program.accumulate)).saturating_sub(1),
+            _ => stage.version,
+        };
+        stage.reads(version, "F", mb)?;
+        if stage.read[mb as usize].replace(version).is_some() {
             return Err(format!("F {mb} twice"));
         }
         if to {
@@ -254,7 +267,12 @@ impl World<'_> {
             return Ok(false);
         }
         let read = stage.read[mb as usize].ok_or_else(|| format!("backward of {mb} before F"))?;
-        if stage.crossed[mb as usize].replace(stage.version - read).is_some() {
+        let version = match self.program.policy {
+            Policy::Stash | Policy::DoubleBuffer => read,
+            Policy::Current | Policy::Predicted => stage.version,
+        };
+        stage.reads(version, "backward", mb)?;
+        if stage.crossed[mb as usize].replace(version - read).is_some() {
             return Err(format!("backward of {mb} twice"));
         }
         if s > 0 && !from {
@@ -317,6 +335,11 @@ impl World<'_> {
         if !of_update || last != (stage.gradients.len() as u64 == k) {
             return Err(format!("the gradient of {mb} is marked last: {last}, with {:?}", stage.gradients));
         }
+        if last {
+            // The update is fused into it: it overwrites the oldest version.
+            let slot = (stage.version + 1) as usize % stage.weights.len();
+            stage.weights[slot] = None;
+        }
         stage.stash.release(mb, "stash")?;
         stage.recv_f.release(mb, "recv_f")?;
         if has_next { stage.recv_b.release(mb, "recv_b") } else { Ok(()) }
@@ -332,6 +355,10 @@ impl World<'_> {
             stage.delay[m as usize] = stage.read[m as usize].map(|read| u - read);
         }
         stage.version += 1;
+        let slot = stage.version as usize % stage.weights.len();
+        if stage.weights[slot].replace(stage.version).is_some() {
+            return Err(format!("version {} was not begun", stage.version));
+        }
         stage.updated.push(self.now);
         Ok(())
     }

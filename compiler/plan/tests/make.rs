@@ -51,6 +51,7 @@ pub fn schedule(name: &str, backward: Backward, update: Update, order: Vec<Phase
         place: Place::Linear,
         backward,
         update,
+        weights: None,
         sequences: Vec::new(),
         order,
         span: 0..200,

@@ -3,7 +3,7 @@
 use crate::interpreter::{Random, interpret};
 use crate::make::{async_1f1b, gpipe, num, one_f_one_b, op, repeat, schedule, step, warmup, zb_h};
 use artifact::ids::{RankId, StageId};
-use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
+use artifact::stream::{Accumulation, Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Violation, verify};
 use dsl::schedule::{Action, Backward, BinaryOp, Update};
 use plan::Shape;
@@ -54,6 +54,7 @@ fn random_streams(random: &mut Random) -> Program {
         streams.push(Stream { prologue: Vec::new(), period: list, microbatches: k, updates: 1 });
         let mut slots = || 1 + random.below(4) as u32;
         rings.push(RingSizes {
+            weights: 1,
             stash: k,
             recv_f: k.max(slots()),
             send_f: slots(),
@@ -61,7 +62,13 @@ fn random_streams(random: &mut Random) -> Program {
             send_b: slots(),
         });
     }
-    Program { streams, rank_of_stage: (0..ranks as u32).map(RankId).collect(), rings, accumulate: k }
+    Program {
+        streams,
+        rank_of_stage: (0..ranks as u32).map(RankId).collect(),
+        rings,
+        accumulate: k,
+        policy: Policy::Current,
+    }
 }
 
 /// The verifier accepts what runs, and says "deadlock" of what gets stuck: both ways.
@@ -234,7 +241,8 @@ fn arbitrary_programs_get_an_answer() {
         let rank_of_stage = (0..random.below(4)).map(|_| RankId(wild(&mut random) % 5)).collect();
         let rings =
             (0..random.below(4)).map(|_| RingSizes { stash: wild(&mut random), ..Default::default() }).collect();
-        let _ = verify(&Program { streams, rank_of_stage, rings, accumulate: wild(&mut random) });
+        let _ =
+            verify(&Program { streams, rank_of_stage, rings, accumulate: wild(&mut random), policy: Policy::Stash });
     }
     // One wild number in a sound program.
     for good in good_programs() {

@@ -16,3 +16,4 @@ mod properties;
 mod specs;
 mod sweep;
 mod tables;
+mod weights;

@@ -2,11 +2,11 @@
 
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, partition};
+use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, partition, weights};
 use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
 use crate::schedule::{Chunks, Place, Schedule};
-use crate::spec::{At, Model, Pipeline, Require, Staleness, Weights};
+use crate::spec::{At, Model, Pipeline, Require, Staleness};
 use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
@@ -35,7 +35,7 @@ pub(super) const REQUIRE: Keys =
     Keys { block: "require", known: &["memory", "bubble"], later: &["drift", "delay", "throughput", "makespan"] };
 
 /// Published schedules that the library has not yet.
-const SCHEDULES_LATER: [&str; 5] = ["dualpipe", "chimera", "pipedream", "pipedream_2bw", "one_step_delay"];
+const SCHEDULES_LATER: [&str; 3] = ["dualpipe", "chimera", "one_step_delay"];
 
 /// What `pipeline` refers to outside its block.
 pub(super) struct Outer<'a> {
@@ -165,32 +165,22 @@ fn boundary(cx: &mut Context, entry: &Entry) -> Option<At<u64>> {
     cx.count(&value, "boundary", 1..=u64::from(u32::MAX))
 }
 
-pub(super) fn staleness(cx: &mut Context, block: Option<&Block>) -> Option<Staleness> {
+pub(super) fn staleness(cx: &mut Context, block: Option<&Block>, schedule: Option<&Schedule>) -> Option<Staleness> {
     let Some(block) = block else {
         return Some(Staleness {
-            weights: At { value: Weights::Current, span: 0..0 },
+            weights: weights::policy(cx, None, schedule, 0..0),
             drift: None,
             delay: None,
             correction: None,
         });
     };
     let section = Section::new(cx, "staleness", &block.keyword.span, &block.body, &STALENESS);
-    let weights = section.value(cx, "weights");
-    let weights = weights.map(|v| (cx.word(v, "weights", &["current"], &["stash", "double_buffer", "predicted"]), v));
-    let span = match weights {
-        Some((None, _)) => None,
-        Some((Some(_), value)) => Some(value.span.clone()),
-        None => Some(section.start.clone()),
-    };
+    let given_weights = section.value(cx, "weights").map(|v| weights::value(cx, v));
     let mut bound = |key| section.bound(cx, key).map(|v| cx.count(v, key, 0..=u64::from(u32::MAX)));
     let (drift, delay) = (bound("drift"), bound("delay"));
     let correction = section.value(cx, "correction").map(|v| correction::correction(cx, v));
-    Some(Staleness {
-        weights: At { value: Weights::Current, span: span? },
-        drift: given(drift)?,
-        delay: given(delay)?,
-        correction: given(correction)?,
-    })
+    let weights = weights::policy(cx, given(given_weights)?, schedule, section.start.clone());
+    Some(Staleness { weights, drift: given(drift)?, delay: given(delay)?, correction: given(correction)? })
 }
 
 pub(super) fn require(

@@ -9,7 +9,7 @@ use crate::schedule::{
 };
 use crate::suggest::{either, nearest};
 
-const CLAUSES: [&str; 6] = ["place", "backward", "flush", "update", "sequence", "order"];
+const CLAUSES: [&str; 7] = ["place", "backward", "flush", "update", "weights", "sequence", "order"];
 const CLAUSES_LATER: [&str; 5] = ["prefer", "table", "chunks", "boundary", "overlap"];
 const FLUSH: &str = "flush every accumulate";
 const LOCAL: &str = "update local every accumulate";
@@ -31,6 +31,7 @@ pub(crate) fn lower(cx: &mut Context, written: &ast::Schedule, library: bool) ->
     let place = place(cx, &clauses, written);
     let backward = backward(cx, &clauses, written);
     let update = update(cx, &clauses, written);
+    let weights = clauses.find("weights").and_then(|clause| super::weights::clause(cx, clause));
     let sequences = sequences(cx, &clauses, backward, update);
     let order =
         match clauses.need(cx, "order", "order { warmup P - 1 - s { F }  repeat { F; B }  drain { B } }", written) {
@@ -43,7 +44,7 @@ pub(crate) fn lower(cx: &mut Context, written: &ast::Schedule, library: bool) ->
     let (clause, order) = order?;
     let (place, backward, update) = (place?, backward?, update?);
     let (name, span) = (written.name.text.clone(), written.span.clone());
-    let schedule = Schedule { name, place, backward, update, sequences: sequences?, order, span, library };
+    let schedule = Schedule { name, place, backward, update, weights, sequences: sequences?, order, span, library };
     super::chunks::check(cx, &schedule, &clause.key.span);
     (cx.found.len() == before).then_some(schedule)
 }
@@ -90,7 +91,7 @@ impl<'a> Clauses<'a> {
 }
 
 /// The words of a clause as one text; none if it is not only words (reported).
-fn words(cx: &mut Context, clause: &Clause, form: &str) -> Option<String> {
+pub(super) fn words(cx: &mut Context, clause: &Clause, form: &str) -> Option<String> {
     match &clause.kind {
         ClauseKind::Words(words, None) => Some(words.iter().map(|w| w.text.as_str()).collect::<Vec<_>>().join(" ")),
         ClauseKind::Words(_, Some(_)) | ClauseKind::Call(..) | ClauseKind::Sequence(_) | ClauseKind::Order(_) => {
@@ -101,7 +102,7 @@ fn words(cx: &mut Context, clause: &Clause, form: &str) -> Option<String> {
     }
 }
 
-fn wrong_form(cx: &mut Context, clause: &Clause, form: &str) {
+pub(super) fn wrong_form(cx: &mut Context, clause: &Clause, form: &str) {
     let message = format!("`{}` has another form", clause.key.text);
     cx.report(Diagnostic::error("P0212", clause.span.clone(), message).help(format!("write `{form}`")));
 }

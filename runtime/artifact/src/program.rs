@@ -5,8 +5,34 @@ pub use crate::optimizer::{Correction, HYPER_LEN, Optimizer, UpdateRule};
 use crate::stream::{Program, RingSizes};
 use serde::{Deserialize, Serialize};
 
-/// A buffer in the rank's arena, or one slot of a ring of equal buffers: the slot of micro-batch `m` is at byte
-/// `offset + (m mod slots) * stride`.
+/// Which slot of a ring an instruction means. What F of a micro-batch read is kept beside its stash.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Selector {
+    /// That of its micro-batch.
+    #[default]
+    Microbatch,
+    /// That of the version of the weights that its micro-batch reads, by the program's policy.
+    Seen,
+    /// That of the newest version of the weights: what an update reads.
+    Newest,
+    /// That of the version after it: what an update makes.
+    Next,
+    /// Slot 0: the weights beside a prediction.
+    Here,
+    /// Slot 1: the prediction; slot 0 when nothing is trained.
+    Ahead,
+}
+
+impl Selector {
+    /// Whether it is [`Selector::Microbatch`].
+    pub fn is_microbatch(&self) -> bool {
+        *self == Selector::Microbatch
+    }
+}
+
+/// A buffer in the rank's arena, or one slot of a ring of equal buffers: slot `i` is at byte
+/// `offset + (i mod slots) * stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Place {
     /// Bytes from the arena's start; a multiple of 64.
@@ -17,12 +43,19 @@ pub struct Place {
     pub stride: u64,
     /// At least 1.
     pub slots: u32,
+    #[serde(default, skip_serializing_if = "Selector::is_microbatch")]
+    pub by: Selector,
 }
 
 impl Place {
-    /// Byte offset of micro-batch `mb`'s slot.
-    pub fn at(&self, mb: u64) -> u64 {
-        self.offset + (mb % u64::from(self.slots)) * self.stride
+    /// Byte offset of the slot of micro-batch (or version) `index`.
+    pub fn at(&self, index: u64) -> u64 {
+        self.offset + (index % u64::from(self.slots)) * self.stride
+    }
+
+    /// The same buffer, its slot selected in another way.
+    pub fn selected(self, by: Selector) -> Place {
+        Place { by, ..self }
     }
 }
 
@@ -69,6 +102,7 @@ pub struct Param {
     pub init: Init,
     /// Whether weight decay applies (parameters of two or more dimensions).
     pub decay: bool,
+    /// Ring `weights`, by version; under policy `predicted` two slots, the weights and the prediction.
     pub weight: Place,
     /// Optimizer state, see [`UpdateRule::states`]; zero at the start.
     pub state: Vec<Place>,
@@ -92,9 +126,9 @@ pub struct StageIo {
     pub send_b: Option<Place>,
     /// Two vectors of [`HYPER_LEN`] f32: for parameters with decay, then without. Written before the first kernel that updates.
     pub hyper: Place,
-    /// u64: number of updates made. U increments it.
+    /// u64 in ring `weights`: the version that lies in the slot, written by U.
     pub version: Place,
-    /// u64 in ring `stash`: the version that F read. F stores it; B/I compares.
+    /// u64 in ring `stash`: the version that F read. F stores it; B/I reads it and compares what it finds.
     pub version_seen: Place,
 }
 

@@ -36,6 +36,25 @@
 //! | `recv_b` (output gradient) | RECV_B(m) | end of B(m) (W(m) when split) |
 //! | `send_b` (input gradient) | start of B(m) or I(m) | SEND_B(m) taken |
 //!
+//! # Versions of the weights
+//!
+//! Version `v` of a stage's weights is what its first `v` updates have made, counted over the whole run; version 0 is where training
+//! starts. Update `u` reads version `u` and makes version `u + 1`. The weights are a ring too, by version: version `v` is in slot
+//! `v mod n` of `weights`. Kernels begin to write `u + 1` in the last weight gradient of update `u` (where the update is fused into
+//! it), and it can be read when `U` is done. With one slot an update is in place.
+//!
+//! The program's [`Policy`] says which version F and B (or I) of a micro-batch `m` read; W reads none. "Newest" is the last one whose U is
+//! done when the instruction runs:
+//!
+//! | policy | F reads | B (I) reads | slots |
+//! |---|---|---|---|
+//! | `current` | the newest | the newest | 1 |
+//! | `stash` | the newest | what F of `m` read | as many as the stream needs |
+//! | `double_buffer` | `max(0, m div K - 1)` | the same | 2 |
+//! | `predicted` | the newest, moved on along its last update | the newest | 1, and the moved copy |
+//!
+//! `m div K` counts over the whole run here: a drain changes nothing that `double_buffer` reads.
+//!
 //! # Several stages a rank
 //!
 //! Neighbouring stages on one rank *hand over*: there is no transfer between them and no send ring. The receive ring of the reader is
@@ -116,9 +135,22 @@ impl Stream {
     }
 }
 
-/// Slots of each ring of one stage. See the module's table.
+/// Which version of the weights a micro-batch's passes read. See the module's text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Policy {
+    #[default]
+    Current,
+    Stash,
+    DoubleBuffer,
+    Predicted,
+}
+
+/// Slots of each ring of one stage. See the module's tables.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingSizes {
+    /// Versions of the weights, at least 1.
+    pub weights: u32,
     pub stash: u32,
     pub recv_f: u32,
     pub send_f: u32,
@@ -137,6 +169,7 @@ pub struct Program {
     pub rings: Vec<RingSizes>,
     /// Micro-batches per update (K).
     pub accumulate: u32,
+    pub policy: Policy,
 }
 
 impl Program {

@@ -7,7 +7,8 @@
 //! 2. *Streams*: each repetition makes at least one update and `accumulate` micro-batches for each; an instruction's stage
 //!    lives on the stream's rank.
 //! 3. *Places*: 64-byte aligned, inside the arena of the rank, slots of a ring apart.
-//! 4. *Sizes*: parameters, their state and accumulators are as large as their shape says; tokens, targets, activations and
+//! 4. *Sizes*: parameters, their state and accumulators are as large as their shape says, with a slot for each version of the weights that is
+//!    kept (and one for a prediction); tokens, targets, activations and
 //!    version words as the data's shape says; the two ends of a transfer are equally large; rings have the program's slots. Stages
 //!    that hand over have no send buffers between them.
 //! 5. *Owners*: no two lasting buffers of a rank (weights, optimizer state, accumulators, hyper-parameters, version words,
@@ -19,6 +20,7 @@
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
 use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Place, Stage};
+use crate::stream::{Policy, RingSizes};
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -72,7 +74,7 @@ pub fn manifest(m: &Manifest) -> Check {
         let total = m.memory[stage.rank.index()].total;
         let name = |what: String| format!("in stage {}, {what}", stage.stage);
         places(stage, total).map_err(name)?;
-        params(stage, m.rule().states().len()).map_err(name)?;
+        params(stage, m).map_err(name)?;
         io(m, stage).map_err(name)?;
         for call in calls(&stage.bodies) {
             arguments(m, call).map_err(name)?;
@@ -164,7 +166,7 @@ fn all_places(stage: &Stage) -> impl Iterator<Item = (&'static str, Place)> + '_
         ("the received gradients", io.recv_b),
         ("the gradients to send", io.send_b),
         ("the hyper-parameters", Some(io.hyper)),
-        ("the version", Some(io.version)),
+        ("the versions", Some(io.version)),
         ("the versions seen", Some(io.version_seen)),
     ];
     let params = stage.params.iter().flat_map(|p| {
@@ -200,13 +202,20 @@ fn places(stage: &Stage, total: u64) -> Check {
     Ok(())
 }
 
-fn params(stage: &Stage, states: usize) -> Check {
+/// Copies of each weight under a program's policy.
+fn copies(policy: Policy, rings: &RingSizes) -> u32 {
+    rings.weights + u32::from(policy == Policy::Predicted)
+}
+
+fn params(stage: &Stage, m: &Manifest) -> Check {
+    let (states, copies) = (m.rule().states().len(), copies(m.program.policy, &stage.rings));
     for p in &stage.params {
         let bytes = p.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d));
         let name = &p.name;
         ensure!(p.state.len() == states, "`{name}` has {} optimizer states instead of {states}", p.state.len());
+        ensure!(p.weight.slots == copies, "`{name}` has {} copies instead of {copies}", p.weight.slots);
         for place in p.state.iter().chain([&p.weight]).chain(&p.gradient) {
-            let fits = place.slots == 1 && Some(place.bytes) == bytes;
+            let fits = (place.slots == 1 || *place == p.weight) && Some(place.bytes) == bytes;
             ensure!(fits, "a buffer of `{name}` has {} bytes, which is not its shape's size", place.bytes);
         }
     }
@@ -240,7 +249,7 @@ fn io(m: &Manifest, stage: &Stage) -> Check {
     buffer("the received gradients", io.recv_b, !last, None, Some(rings.recv_b))?;
     buffer("the gradients to send", io.send_b, sends_b, None, Some(rings.send_b))?;
     buffer("the hyper-parameters", Some(io.hyper), true, Some(2 * 4 * HYPER_LEN as u64), Some(1))?;
-    buffer("the version", Some(io.version), true, Some(8), Some(1))?;
+    buffer("the versions", Some(io.version), true, Some(8), Some(rings.weights))?;
     buffer("the versions seen", Some(io.version_seen), true, Some(8), Some(rings.stash))
 }
 

@@ -20,8 +20,10 @@
 //! 7. *Rings*: micro-batch `m` finds its slot `m mod n` free: the user of the slot before it, `m - n`, released it
 //!    earlier in the same stream (stash, receive rings: a posted receive never waits, and what is handed over neither), or
 //!    was offered earlier (send rings). A ring that has a user has a slot.
-//! 8. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
-//! 9. *Deadlock freedom*: see [`execute`].
+//! 8. *Versions*: F and B (`I`) of every micro-batch read a version of the weights that is made by then, and that no later
+//!    version has begun to overwrite: see [`versions`]. There is more than one slot only where the policy reads older versions.
+//! 9. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
+//! 10. *Deadlock freedom*: see [`execute`].
 //!
 //! Each is proved for any run length from the text of the streams: see [`index`] for relations between micro-batches of
 //! a stage; sequences that repeat with the same step are equal when they agree over both beginnings and one repetition;
@@ -36,12 +38,14 @@ pub mod execute;
 pub mod index;
 mod stage;
 mod transfers;
+pub mod versions;
 
 use crate::ids::{RankId, StageId};
 use crate::stream::{Instr, Program, Stream};
 use execute::{Stuck, Window};
 use index::{Kind, Places};
 use std::collections::HashSet;
+use versions::{Missing, Versions};
 
 pub use stage::StageIndex;
 
@@ -64,6 +68,11 @@ pub enum Violation {
     Accumulation { stage: StageId, mb: u32 },
     #[error("ring: stage {stage}: ring {ring} of {slots} slots: micro-batch {mb} finds its slot taken")]
     Ring { stage: StageId, ring: &'static str, slots: u32, mb: u64 },
+    #[error(
+        "versions: stage {stage}: {} of {} reads version {} of the weights, with {} made, {} begun and {slots} kept",
+        .missing.op.name(), .missing.mb, .missing.version, .missing.made, .missing.begun
+    )]
+    Version { stage: StageId, slots: u32, missing: Missing },
     #[error("transfers: rank {sender} does not send to rank {receiver} what that receives, from transfer {number} on")]
     Transfers { sender: RankId, receiver: RankId, number: usize },
     #[error("deadlock: {}", describe(.0))]
@@ -104,6 +113,7 @@ pub fn prove(program: &Program) -> Result<Proved, Vec<Violation>> {
     found(stages.iter().filter_map(|s| s.updates(program.accumulate)).collect())?;
     found(stage::accumulation(program))?;
     found((0..stages.len()).filter_map(|s| stage::rings(program, &stages, s)).collect())?;
+    found(versions::check(program, &Versions::of(program, &stages)))?;
     found(transfers::check(program))?;
     let deadlock = |stuck| vec![Violation::Deadlock(stuck)];
     let (window, steps) = execute::deadlock_free(program, &places).map_err(deadlock)?;

@@ -9,9 +9,10 @@ use crate::deadlock::sentence;
 use crate::expand::flushes;
 use crate::line::{Item, Line};
 use artifact::ids::{RankId, StageId};
-use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
+use artifact::stream::{Accumulation, Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::execute::{Stuck, Waiting};
 use artifact::verify::index::Kind;
+use artifact::verify::versions::Missing;
 use artifact::verify::{Proved, Violation, prove};
 use dsl::diag::{Diagnostic, Label};
 use std::collections::{HashMap, HashSet};
@@ -54,8 +55,8 @@ impl Table {
             .collect();
         let shape = Shape::new(self.rows.len() as u32, self.accumulate());
         let rank_of_stage = self.row_of_stage.iter().map(|row| RankId(*row as u32)).collect();
-        let mut program =
-            Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate: self.accumulate() };
+        let (accumulate, policy) = (self.accumulate(), Policy::Current);
+        let mut program = Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate, policy };
         let places = places(&lines, self.row_of_stage.len(), microbatches as usize);
         program.rings = (0..places.len()).map(|s| self.rings(&program, &places, s, &shape)).collect();
         program.streams =
@@ -121,6 +122,7 @@ impl Table {
             false => slots(claims, claims).max(shape.send_slots),
         };
         RingSizes {
+            weights: 1,
             stash,
             recv_f: match s.checked_sub(1) {
                 None => stash,
@@ -144,7 +146,11 @@ impl Table {
                 .note(note)
                 .help("this is an error in paceline itself: please report it with the table")
         };
-        let Violation::Deadlock(stuck) = violation else { return internal(violation.to_string()) };
+        let stuck = match violation {
+            Violation::Deadlock(stuck) => stuck,
+            Violation::Version { stage, missing, .. } => return self.during_update(stage.0, missing),
+            other => return internal(other.to_string()),
+        };
         let Stuck::Cycle(cycle) = stuck else {
             return Diagnostic::error("P0310", 0..0, "this is not proved free of deadlocks")
                 .help("use fewer micro-batches: the proof gave up after its bound of work");
@@ -164,13 +170,31 @@ impl Table {
         found.help("move the forward passes that the other ranks need before the backward passes that wait")
     }
 
+    /// A pass that reads weights which an update has begun to write.
+    fn during_update(&self, stage: u32, missing: &Missing) -> Diagnostic {
+        let (op, mb, update) = (missing.op.name(), missing.mb, missing.made);
+        let message = format!("{op} of micro-batch {mb} on stage {stage} runs while update {update} is under way");
+        let mut found = Diagnostic::error("P0609", 0..0, message);
+        if let Some(spot) = self.pass_spot(missing.op, stage, mb) {
+            found.labels = vec![Label { span: spot.span.clone(), text: format!("{spot}"), library: None }];
+        }
+        found
+            .note("the update is fused into the last weight gradient before its U: weights change from there to U")
+            .help(format!("move {stage}U{update} to right after the last weight gradient before it"))
+    }
+
     fn waiting_spot(&self, waiting: &Waiting) -> Option<&super::Spot> {
-        let verbs: &[Verb] = match Kind::of(waiting.op) {
+        self.pass_spot(Kind::of(waiting.op), waiting.stage.0, waiting.mb)
+    }
+
+    /// Where F or B (I) of a micro-batch is written.
+    fn pass_spot(&self, op: Kind, stage: u32, mb: u64) -> Option<&super::Spot> {
+        let verbs: &[Verb] = match op {
             Kind::F => &[Verb::F],
             _ => &[Verb::I, Verb::B],
         };
-        let mb = u32::try_from(waiting.mb % u64::from(self.microbatches)).ok()?;
-        verbs.iter().find_map(|verb| self.spot(waiting.stage.0, *verb, mb))
+        let mb = u32::try_from(mb % u64::from(self.microbatches)).ok()?;
+        verbs.iter().find_map(|verb| self.spot(stage, *verb, mb))
     }
 }
 

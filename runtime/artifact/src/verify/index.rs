@@ -82,6 +82,25 @@ pub struct At {
     pub position: u32,
 }
 
+/// Counts some instructions of a stage before a place in its rank's run.
+#[derive(Clone, Debug, Default)]
+pub struct Count {
+    /// Their positions in the prologue and the period, ascending.
+    pub prologue: Vec<u32>,
+    pub period: Vec<u32>,
+}
+
+impl Count {
+    /// How many come before `at`.
+    pub fn before(&self, at: At) -> u64 {
+        let before = |positions: &[u32]| positions.partition_point(|p| *p < at.position) as u64;
+        match at.section.checked_sub(1) {
+            None => before(&self.prologue),
+            Some(n) => self.prologue.len() as u64 + n * self.period.len() as u64 + before(&self.period),
+        }
+    }
+}
+
 /// An instruction in its section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry {

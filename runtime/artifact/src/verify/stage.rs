@@ -43,7 +43,7 @@ impl<'a> StageIndex<'a> {
     }
 
     /// What makes the input gradient.
-    fn backward(&self) -> Kind {
+    pub(super) fn backward(&self) -> Kind {
         if self.split { Kind::I } else { Kind::B }
     }
 

@@ -1,0 +1,123 @@
+//! Which version of the weights each pass reads, and that it is there: for runs of any length.
+//!
+//! # Meaning
+//!
+//! Version `v + 1` is *begun* in the last weight gradient of update `v`, and *made* by its `U`. In a ring of `n` slots it takes the slot of
+//! version `v + 1 - n`. So at a place where `made` updates are made and `begun` are begun, exactly the versions
+//! `begun - n < v <= made` can be read. A last weight gradient that is itself an input gradient (`B`) reads its version before
+//! it overwrites that, parameter by parameter: kernels see to that, so what it begins itself does not count.
+//!
+//! Versions are counted from the start of a segment. A version below 0 is of the segment before, whose updates are all made: it is
+//! there like any other.
+
+use super::index::{Count, Kind};
+use super::{StageIndex, Violation};
+use crate::stream::{Op, Policy, Program};
+
+/// The versions of one stage.
+pub struct Versions<'a> {
+    index: StageIndex<'a>,
+    policy: Policy,
+    accumulate: u64,
+    begun: Count,
+    made: Count,
+}
+
+/// A pass of a micro-batch reads a version that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    pub op: Kind,
+    pub mb: u64,
+    /// In segments, see the module's text.
+    pub version: i64,
+    /// Versions made by then.
+    pub made: u64,
+    /// Versions begun by then.
+    pub begun: u64,
+}
+
+impl<'a> Versions<'a> {
+    /// By stage.
+    pub fn of(program: &Program, stages: &[StageIndex<'a>]) -> Vec<Versions<'a>> {
+        let versions = |(index, begun): (&StageIndex<'a>, Count)| {
+            let (prologue, period) = index.update.positions();
+            let made = Count { prologue, period };
+            Versions { index: *index, policy: program.policy, accumulate: program.accumulate.into(), begun, made }
+        };
+        stages.iter().zip(begun(program)).map(versions).collect()
+    }
+
+    /// Version that F of a micro-batch reads.
+    pub fn forward(&self, mb: u64) -> i64 {
+        match self.policy {
+            Policy::DoubleBuffer => (mb / self.accumulate) as i64 - 1,
+            Policy::Current | Policy::Stash | Policy::Predicted => self.made.before(self.index.f.at(mb)) as i64,
+        }
+    }
+
+    /// Version that B (I) of a micro-batch reads.
+    pub fn backward(&self, mb: u64) -> i64 {
+        match self.policy {
+            Policy::Stash | Policy::DoubleBuffer => self.forward(mb),
+            Policy::Current | Policy::Predicted => self.made.before(self.index.input_gradient.at(mb)) as i64,
+        }
+    }
+
+    /// Slots with which no version is overwritten that is still to be read.
+    pub fn slots(&self) -> u64 {
+        let needed = |pass: &Missing| (pass.begun as i64 - pass.version + 1).max(1) as u64;
+        self.passes().map(|pass| needed(&pass)).max().unwrap_or(1)
+    }
+
+    /// The first pass that reads what is not there, in a ring of `slots`.
+    pub fn missing(&self, slots: u32) -> Option<Missing> {
+        self.passes().find(|p| p.version > p.made as i64 || p.version + i64::from(slots) <= p.begun as i64)
+    }
+
+    /// F and B (I) of the micro-batches that stand for all: beyond the leads of both, a micro-batch one repetition later reads a version
+    /// that many updates later, and as many more are begun and made.
+    fn passes(&self) -> impl Iterator<Item = Missing> + '_ {
+        let StageIndex { f, input_gradient, .. } = self.index;
+        let (kind, step) = (self.index.backward(), f.step());
+        let microbatches = (0..step as usize).flat_map(move |residue| {
+            let turns = f.turns(residue).max(input_gradient.turns(residue));
+            (0..=turns).map(move |turn| residue as u64 + turn * step)
+        });
+        microbatches.flat_map(move |mb| {
+            let pass =
+                |op, version, at| Missing { op, mb, version, made: self.made.before(at), begun: self.begun.before(at) };
+            [pass(Kind::F, self.forward(mb), f.at(mb)), pass(kind, self.backward(mb), input_gradient.at(mb))]
+        })
+    }
+}
+
+/// By stage: the last weight gradients of updates.
+fn begun(program: &Program) -> Vec<Count> {
+    let mut counts = vec![Count::default(); program.rank_of_stage.len()];
+    for stream in &program.streams {
+        let sections = [(&stream.prologue, false), (&stream.period, true)];
+        for (section, in_period) in sections {
+            for (position, i) in (0..).zip(section) {
+                if matches!(i.op, Op::B(a) | Op::W(a) if a.last) {
+                    let count = &mut counts[i.stage.index()];
+                    if in_period { &mut count.period } else { &mut count.prologue }.push(position);
+                }
+            }
+        }
+    }
+    counts
+}
+
+/// The invariant of the module's text.
+pub(super) fn check(program: &Program, stages: &[Versions]) -> Vec<Violation> {
+    let of = |versions: &Versions| {
+        let stage = versions.index.stage;
+        let (policy, slots) = (program.policy, program.rings[stage.index()].weights);
+        if slots == 0 || slots > 1 && matches!(policy, Policy::Current | Policy::Predicted) {
+            let what = format!("stage {stage} has {slots} versions of the weights under {policy:?}");
+            return Some(Violation::Shape(what));
+        }
+        versions.missing(slots).map(|missing| Violation::Version { stage, slots, missing })
+    };
+    stages.iter().filter_map(of).collect()
+}
