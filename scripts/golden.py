@@ -9,6 +9,9 @@ usage: python scripts/golden.py          (needs numpy and torch; `make golden`; 
 | lion, signum, adan | the same with an optimizer that PyTorch lacks, written out from its authors' formula |
 | async_k1, async_k4, async_sgd | an asynchronous 1F1B pipeline of four stages, emulated event by event |
 | async_ef, async_ef_tau, async_nesterov, async_nesterov_stages, async_pipemare | the same emulator with updates that are corrected for their delay |
+| stash_k1, stash_k2 | the same emulator, where the backward pass reads the version that the forward pass read |
+| double_buffer_k3, double_buffer_k4 | the same, where both read the version before the one that their update is applied to |
+| recompute_k1 | the same, where the backward pass runs the forward pass again with the weights as they are |
 
 Every training file holds the parameters of the run, `losses` (f32) and `losses_f64` (the same run in f64). `rounding` is the
 largest relative distance between the two, what f32 alone does to the run; `tolerance` is what a test should ask: far above
@@ -117,26 +120,35 @@ def event_list(ranks, microbatches, choose):
     return history
 
 
-def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype, stashed=""):
+def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype, stashed="", policy="current"):
     """Runs a history with an update on a stage right after its every K-th backward pass.
     -> (losses by update, drift by stage and micro-batch: version at B minus version at F, in updates).
 
-    The backward pass reads the weights as they are. `stashed`: parameters whose names end with it are read as they
-    were at the micro-batch's forward pass; no such run is golden, it shows that the golden ones tell the difference."""
+    `policy` says which weights are read. current: as they are. stash: the backward pass reads the version of the forward
+    pass. double_buffer: both read version u - 1, u the update of the micro-batch. recompute: as they are, and the backward
+    pass first runs the forward pass again. Every version that a stage has had is kept here.
+    `stashed`: under `current` parameters whose names end with it are read as they were at the micro-batch's forward pass;
+    no such run is golden, it shows that the golden ones tell the difference."""
     data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
     stages = [ref.Stage(model, units, SEED, dtype) for units in partition]
     steppers = [ref.Optimizer(optimizer, stage.params, s, len(stages)) for s, stage in enumerate(stages)]
     sums = [None] * len(stages)
     tokens_per_update = accumulate * microbatch * model.context
     sent, saved, kept, version_at_f = {}, {}, {}, {}
+    copy = lambda stage: {name: p.clone() for name, p in stage.params.items()}
+    versions = [[copy(stage)] for stage in stages]
     losses, drift = [0.0] * (1 + max(m for _, _, m in history) // accumulate), [[] for _ in stages]
     last = len(stages) - 1
     for s, action, m in history:
         if action == "F":
             tokens, targets = data.batch(m)
             x = tokens if s == 0 else sent.pop((s, "F", m))
-            y, saved[s, m] = stages[s].forward(x, targets if s == last else None)
-            version_at_f[s, m] = steppers[s].updates
+            version = max(0, m // accumulate - 1) if policy == "double_buffer" else steppers[s].updates
+            read = versions[s][version]
+            y, saved[s, m] = stages[s].forward(x, targets if s == last else None, read)
+            version_at_f[s, m] = version
+            if policy == "recompute":
+                saved[s, m] = (x, targets if s == last else None)
             if stashed:
                 kept[s, m] = {n: p.clone() for n, p in stages[s].params.items() if n.endswith(stashed)}
             if s == last:
@@ -145,20 +157,24 @@ def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype,
                 sent[s + 1, "F", m] = y
             continue
         dy = None if s == last else sent.pop((s, "B", m))
-        params = stages[s].params | kept.pop((s, m), {})
+        read = version_at_f[s, m] if policy in ("stash", "double_buffer") else steppers[s].updates
+        params = versions[s][read] | kept.pop((s, m), {})
+        if policy == "recompute":
+            _, saved[s, m] = stages[s].forward(*saved[s, m], params)
         dx, grads = stages[s].backward(dy, saved.pop((s, m)), params, 1.0 / tokens_per_update)
         if s > 0:
             sent[s - 1, "B", m] = dx
-        drift[s].append(steppers[s].updates - version_at_f[s, m])
+        drift[s].append(0 if policy == "recompute" else read - version_at_f[s, m])
         sums[s] = grads if m % accumulate == 0 else {name: sums[s][name] + g for name, g in grads.items()}
         if m % accumulate == accumulate - 1:
             steppers[s].step(sums[s])
+            versions[s].append(copy(stages[s]))
     return losses, drift
 
 
-def asynchronous(accumulate, optimizer, dtype, choose, stashed="", updates=UPDATES):
+def asynchronous(accumulate, optimizer, dtype, choose, stashed="", policy="current", updates=UPDATES):
     history = event_list(len(FOUR_STAGES), updates * accumulate, choose)
-    return emulate(history, FOUR_STAGES, SMALL, 2, accumulate, optimizer, dtype, stashed)
+    return emulate(history, FOUR_STAGES, SMALL, 2, accumulate, optimizer, dtype, stashed, policy)
 
 
 def lowest_rank(ready):
@@ -312,6 +328,22 @@ def asynchronous_case(name, accumulate, optimizer, tolerance, told_apart):
     return content | losses_of(f32, f64, tolerance) | {"losses_flush_f64": digits(flush)}
 
 
+def policy_case(name, accumulate, policy):
+    """Weights read by another policy; with the weights as they are the losses must be clearly others."""
+    run = lambda dtype, policy: asynchronous(accumulate, ADAMW, dtype, lowest_rank, policy=policy)
+    (f32, drift), (f64, _) = run(torch.float32, policy), run(torch.float64, policy)
+    shuffled, _ = asynchronous(accumulate, ADAMW, torch.float32, random.Random(7).choice, policy=policy)
+    check(f32 == shuffled, f"{name}: another timing gives the same bits")
+    check(distance(f32, f64) < 2e-6, f"{name}: f32 stays within {distance(f32, f64):.1e} of f64")
+    check(all(d == 0 for stage in drift for d in stage), f"{name}: no drift")
+    apart = distance(run(torch.float64, "current")[0], f64)
+    check(apart > 3e-5, f"{name}: with the weights as they are it would be off by {apart:.1e}")
+    content = run_parameters(SMALL, 2, accumulate, ADAMW)
+    content["pipeline"] |= {"ranks": len(FOUR_STAGES), "partition": spec_text(FOUR_STAGES)}
+    content |= {"policy": policy, "drift_max": [0] * len(FOUR_STAGES), "off_by": rounded({"current": apart})}
+    return content | losses_of(f32, f64, 1e-5)
+
+
 def corrected_case(name, accumulate, optimizer, correction, tolerance=1e-4):
     """Updates corrected for their delay; without the correction the losses must be clearly others."""
     corrected = optimizer | correction
@@ -375,6 +407,14 @@ def main():
         ("async_pipemare", 1, ADAMW, {"pipemare": {"anneal": 40}}),
     ):
         files[name] = corrected_case(name, accumulate, optimizer, correction)
+    for name, accumulate, policy in (
+        ("stash_k1", 1, "stash"),
+        ("stash_k2", 2, "stash"),
+        ("double_buffer_k3", 3, "double_buffer"),
+        ("double_buffer_k4", 4, "double_buffer"),
+        ("recompute_k1", 1, "recompute"),
+    ):
+        files[name] = policy_case(name, accumulate, policy)
     for name, content in files.items():
         write(name, content)
 

@@ -11,6 +11,7 @@ Two forms of the same model are here:
 Weights are `[in, out]`, y = x W + b. Shapes below: B sequences, T tokens each, D width, H heads, V vocab.
 """
 
+import copy
 import math
 from dataclasses import dataclass
 
@@ -207,9 +208,13 @@ class Stage:
         self.model, self.units = model, units
         self.params = initial_params(model, units, seed, dtype)
 
-    def forward(self, x, targets=None):
+    def forward(self, x, targets=None, params=None):
         """x: tokens [B, T] on the first stage, else activations [B, T, D]. -> (output, saved); the last stage's
-        output is the summed cross-entropy of `targets`."""
+        output is the summed cross-entropy of `targets`. Reads `params`, or the stage's own."""
+        if params is not None:
+            other = copy.copy(self)
+            other.params = params
+            return other.forward(x, targets)
         saved = {}
         for unit in self.units:
             if unit == "embed":

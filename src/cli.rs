@@ -1,6 +1,7 @@
 //! The command line's grammar.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use dsl::spec::{Spec, Weights};
 use std::path::PathBuf;
 
 /// A compiler for pipeline-parallel training: proves a schedule sound, compiles it, runs it.
@@ -62,9 +63,15 @@ pub struct SpecArgs {
 }
 
 impl SpecArgs {
-    /// With another schedule in the place of the file's own; everything else stays.
-    pub fn with_schedule(&self, name: &str) -> SpecArgs {
-        SpecArgs { table: None, ..self.with_set(format!("pipeline.schedule={name}")) }
+    /// With another schedule in the place of the file's own, and the policy for weights that it is made for where the file
+    /// names one; everything else stays.
+    pub fn with_schedule(&self, name: &str, spec: &Spec) -> SpecArgs {
+        let args = SpecArgs { table: None, ..self.with_set(format!("pipeline.schedule={name}")) };
+        if name == spec.schedule.name || spec.staleness.weights.span.is_empty() {
+            return args;
+        }
+        let made_for = dsl::library::schedule(name).and_then(|s| s.weights).unwrap_or(Weights::Current);
+        args.with_set(format!("staleness.weights={}", made_for.name()))
     }
 
     /// With one more override.

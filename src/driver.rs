@@ -323,7 +323,7 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
 pub fn rule(spec: &Spec) -> UpdateRule {
     let kind = optimizer(spec.optimizer.value).kind();
     let asked = spec.staleness.correction.as_ref();
-    UpdateRule { kind, correction: asked.and_then(|c| correction(c.value, &[]).kind(kind)) }
+    UpdateRule { correction: asked.and_then(|c| correction(c.value, &[]).kind(kind)), ..UpdateRule::plain(kind) }
 }
 
 /// The correction as a bundle has it, for stages of which these facts are known. Refused plans have none that it needs.

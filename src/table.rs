@@ -4,7 +4,7 @@ use crate::cli::Dialect;
 use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::{self, Source};
-use artifact::stream::Program;
+use artifact::stream::{Policy, Program};
 use artifact::verify::Proved;
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::Spec;
@@ -59,7 +59,12 @@ impl Imported {
         }
         spec.schedule = self.table.schedule(&self.name);
         let shape = Shape::of(&spec);
-        let analysed = driver::analyse_program(spec, shape, profile, (self.program, self.proved), cpu, found);
+        let kept = match shape.policy {
+            Policy::Current => Ok((self.program, self.proved)),
+            _ => plan::keep_proved(&spec.schedule, shape, self.program),
+        };
+        let kept = kept.map_err(|wrong| found.extend(wrong)).ok();
+        let analysed = kept.and_then(|kept| driver::analyse_program(spec, shape, profile, kept, cpu, found));
         found.iter_mut().for_each(solve_in_table);
         analysed
     }

@@ -104,7 +104,7 @@ mod tests {
     fn is_zeroed_aligned_and_of_the_asked_size() {
         let mut arena = Arena::new(320).unwrap();
         assert_eq!(arena.bytes(), 320);
-        let ring = Place { offset: 64, bytes: 12, stride: 64, slots: 4 };
+        let ring = Place { offset: 64, bytes: 12, stride: 64, slots: 4, by: Default::default() };
         assert!(arena.view::<f32>(&ring, 3).iter().all(|&x| x == 0.0));
         arena.view_mut::<f32>(&ring, 5).copy_from_slice(&[1.0, 2.0, 3.0]);
         assert_eq!(arena.view::<f32>(&ring, 1), [1.0, 2.0, 3.0]);

@@ -11,9 +11,10 @@ use crate::map::Kernels;
 use crate::rank::{Kind, Rank};
 use crate::reports::Reports;
 use crate::transport::local::{Channel, End, Links, Ticket};
+use crate::versions::{self, Slots};
 use artifact::ids::StageId;
 use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, variant};
-use artifact::stream::{Accumulation, Op};
+use artifact::stream::{Accumulation, Op, Policy};
 use std::cell::Cell;
 use std::time::Instant;
 
@@ -133,7 +134,9 @@ impl<'a> Worker<'a> {
                 if !self.begin_forward(local, mb, mb)? {
                     return Ok(loss);
                 }
-                self.call(local, &stage.bodies.f, mb);
+                // Evaluation reads the newest weights, whatever training does.
+                let newest = self.rank.stages[local].version;
+                self.call(local, &stage.bodies.f, Slots { microbatch: mb, seen: newest, newest, ahead: false });
                 if stage.io.send_f.is_some() {
                     self.offer(local, Ring::SendF, mb)?;
                 }
@@ -150,9 +153,12 @@ impl<'a> Worker<'a> {
         if !self.begin_forward(local, mb, run_mb)? {
             return Ok(());
         }
-        let version = self.word(&stage.io.version, 0);
-        self.set_word(&stage.io.version_seen, mb, version);
-        self.run(local, Kind::F, &stage.bodies.f, mb);
+        let newest = self.rank.stages[local].version;
+        let wanted =
+            versions::forward(self.policy(), run_mb / u64::from(self.shared.manifest.program.accumulate), newest);
+        let seen = self.word(&stage.io.version, wanted);
+        self.set_word(&stage.io.version_seen, mb, seen);
+        self.run(local, Kind::F, &stage.bodies.f, Slots { microbatch: mb, seen, newest, ahead: true });
         if let Some(loss) = self.loss(local, mb) {
             let losses = &mut self.rank.stages[local].losses;
             let slot = mb as usize % losses.len();
@@ -179,33 +185,41 @@ impl<'a> Worker<'a> {
     fn backward(&mut self, local: usize, a: Accumulation, mb: u64) -> Result<(), GivenUp> {
         self.wait(local, Ring::RecvB, mb)?;
         self.wait(local, Ring::SendB, mb)?;
-        self.count_drift(local, mb);
+        let slots = self.count_drift(local, mb);
         self.prepare_gradient(local, a, mb);
         let kind = if a.last { Kind::BLast } else { Kind::B };
-        self.run(local, kind, &self.stage(local).bodies.b[variant(a)], mb);
+        self.run(local, kind, &self.stage(local).bodies.b[variant(a)], slots);
         Ok(())
     }
 
     fn input_gradient(&mut self, local: usize, mb: u64) -> Result<(), GivenUp> {
         self.wait(local, Ring::RecvB, mb)?;
         self.wait(local, Ring::SendB, mb)?;
-        self.count_drift(local, mb);
-        self.run(local, Kind::I, &self.stage(local).bodies.i, mb);
+        let slots = self.count_drift(local, mb);
+        self.run(local, Kind::I, &self.stage(local).bodies.i, slots);
         Ok(())
     }
 
     fn weight_gradient(&mut self, local: usize, a: Accumulation, mb: u64) {
         self.prepare_gradient(local, a, mb);
         let kind = if a.last { Kind::WLast } else { Kind::W };
-        self.run(local, kind, &self.stage(local).bodies.w[variant(a)], mb);
+        let slots = Slots { microbatch: mb, newest: self.rank.stages[local].version, ..Slots::default() };
+        self.run(local, kind, &self.stage(local).bodies.w[variant(a)], slots);
     }
 
-    /// Compares the version that F of this micro-batch read with the one that the input gradient reads now.
-    fn count_drift(&mut self, local: usize, mb: u64) {
+    /// Compares the version that F of this micro-batch read with the one that the input gradient finds in the slot that it reads.
+    fn count_drift(&mut self, local: usize, mb: u64) -> Slots {
         let io = &self.stage(local).io;
-        let drift = self.word(&io.version, 0) - self.word(&io.version_seen, mb);
+        let (seen, newest) = (self.word(&io.version_seen, mb), self.rank.stages[local].version);
+        let reads = versions::backward(self.policy(), seen, newest);
+        let drift = self.word(&io.version, reads) - seen;
         let state = &mut self.rank.stages[local];
         state.drift_max = state.drift_max.max(drift);
+        Slots { microbatch: mb, seen: reads, newest, ahead: false }
+    }
+
+    fn policy(&self) -> Policy {
+        self.shared.manifest.program.policy
     }
 
     /// Before a weight gradient: notes its version, and writes what the update in its kernels reads.
@@ -220,10 +234,11 @@ impl<'a> Worker<'a> {
     fn update(&mut self, local: usize, update: u64, reports: &Reports) {
         let stage = self.stage(local);
         self.write_hyper(local, update);
-        self.run(local, Kind::U, &stage.bodies.u, update);
-        let version = self.word(&stage.io.version, 0);
-        self.set_word(&stage.io.version, 0, version + 1);
+        let version = self.rank.stages[local].version;
+        self.run(local, Kind::U, &stage.bodies.u, Slots { microbatch: update, newest: version, ..Slots::default() });
+        self.set_word(&stage.io.version, version + 1, version + 1);
         let state = &mut self.rank.stages[local];
+        state.version = version + 1;
         if let Some(oldest) = state.oldest.take() {
             state.delay_max = state.delay_max.max(version - oldest);
         }
@@ -261,19 +276,19 @@ impl<'a> Worker<'a> {
     }
 
     /// Runs a body and counts its time.
-    fn run(&mut self, local: usize, kind: Kind, calls: &[Call], mb: u64) {
+    fn run(&mut self, local: usize, kind: Kind, calls: &[Call], slots: Slots) {
         let start_ns = thread_ns();
-        self.call(local, calls, mb);
+        self.call(local, calls, slots);
         let ns = thread_ns() - start_ns;
         self.rank.busy_ns += ns;
         self.rank.stages[local].times[kind as usize].add(ns);
     }
 
-    fn call(&mut self, local: usize, calls: &[Call], mb: u64) {
+    fn call(&mut self, local: usize, calls: &[Call], slots: Slots) {
         let index = self.rank.stages[local].index;
         for call in calls {
             for (address, place) in self.args.iter_mut().zip(&call.args) {
-                *address = self.rank.arena.address(place, mb);
+                *address = self.rank.arena.address(place, slots.index(place.by));
             }
             self.shared.kernels.call(index, call.kernel, &self.args[..call.args.len()]);
         }
@@ -356,11 +371,11 @@ impl<'a> Worker<'a> {
         &self.shared.manifest.stages[self.rank.stages[local].index]
     }
 
-    fn word(&self, place: &Place, mb: u64) -> u64 {
-        self.rank.arena.view::<u64>(place, mb)[0]
+    fn word(&self, place: &Place, index: u64) -> u64 {
+        self.rank.arena.view::<u64>(place, index)[0]
     }
 
-    fn set_word(&mut self, place: &Place, mb: u64, value: u64) {
-        self.rank.arena.view_mut::<u64>(place, mb)[0] = value;
+    fn set_word(&mut self, place: &Place, index: u64, value: u64) {
+        self.rank.arena.view_mut::<u64>(place, index)[0] = value;
     }
 }

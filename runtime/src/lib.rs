@@ -26,6 +26,7 @@ mod reports;
 mod run;
 mod segment;
 mod transport;
+mod versions;
 mod weights;
 
 pub use control::StopFlag;

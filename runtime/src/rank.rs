@@ -43,6 +43,8 @@ impl Kind {
 pub struct StageState {
     /// Index into the manifest's stages.
     pub index: usize,
+    /// Updates made: the newest version of the weights.
+    pub version: u64,
     /// Largest version at B or I minus version at F.
     pub drift_max: u64,
     /// Largest version at U minus version at F.
@@ -104,6 +106,7 @@ impl StageState {
         let losses = if stage.io.loss.is_some() { accumulate as usize + stage.rings.stash as usize } else { 0 };
         StageState {
             index,
+            version: 0,
             drift_max: 0,
             delay_max: 0,
             oldest: None,

@@ -127,10 +127,11 @@ fn write(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> std::io
     let mut out = BufWriter::new(File::create(path)?);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    for stage in &manifest.stages {
-        let arena = &ranks[stage.rank.index()].arena;
+    for (index, stage) in manifest.stages.iter().enumerate() {
+        let rank = &ranks[stage.rank.index()];
+        let newest = rank.stages.iter().find(|s| s.index == index).map_or(0, |s| s.version);
         for param in &stage.params {
-            out.write_all(arena.view::<u8>(&param.weight, 0))?;
+            out.write_all(rank.arena.view::<u8>(&param.weight, newest))?;
         }
     }
     out.into_inner()?.sync_all()

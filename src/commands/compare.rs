@@ -18,7 +18,7 @@ pub fn run(args: &Compare) -> Result<(), Failure> {
     let mut rows = Vec::new();
     for name in own.into_iter().chain(library) {
         // As `check` with this override: what a schedule asks of a spec is checked for each.
-        let (analysed, found) = driver::analyse(&source, &args.spec.with_schedule(name))?;
+        let (analysed, found) = driver::analyse(&source, &args.spec.with_schedule(name, &spec))?;
         rows.push(Row::new(name, name == given, analysed.as_ref(), &found));
     }
     comparison::sort(&mut rows);

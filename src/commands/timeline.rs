@@ -97,7 +97,7 @@ fn scenes(
 ) -> Result<Vec<Scene>, Failure> {
     let mut scenes = vec![Scene::new(&source.name, analysed, found, updates)];
     if let Some(name) = &args.with {
-        let (second, found) = driver::analyse(source, &args.spec.with_schedule(name))?;
+        let (second, found) = driver::analyse(source, &args.spec.with_schedule(name, &analysed.spec))?;
         let second = drawable(second).inspect_err(|_| render::print(source, &found))?;
         scenes.push(Scene::new(&source.name, &second, &found, updates));
     }

@@ -2,12 +2,12 @@
 
 use super::letter;
 use crate::driver::Analysed;
-use artifact::stream::Op;
+use artifact::stream::{Op, Policy};
 use dsl::diag::Diagnostic;
-use dsl::spec::Weights;
 use plan::critical::{Trace, Wait, trace};
 use plan::time::Timed;
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// One schedule in time. Times are microseconds from the run's start.
 #[derive(Clone, Debug, Serialize)]
@@ -124,16 +124,23 @@ fn wait(wait: Wait) -> &'static str {
 }
 
 fn actions(analysed: &Analysed, events: &[Timed]) -> Vec<Action> {
-    // Updates made so far, by stage: a rank's events are in its order.
+    // Updates made so far, by stage, and what F of each micro-batch read: a rank's events are in its order.
     let mut versions = vec![0; analysed.program.rank_of_stage.len()];
+    let mut seen = HashMap::new();
+    let k = u64::from(analysed.program.accumulate);
     let mut actions = Vec::with_capacity(events.len());
     for event in events {
         let Some(op) = letter(event.op) else { continue };
         let made = &mut versions[event.stage.index()];
         *made += u64::from(event.op == Op::U);
-        let version = match analysed.spec.staleness.weights.value {
-            Weights::Current => *made,
+        let version = match (analysed.program.policy, event.op) {
+            (_, Op::U) | (Policy::Current | Policy::Predicted, _) | (Policy::Stash, Op::F) => *made,
+            (Policy::Stash, _) => seen.get(&(event.stage, event.mb)).copied().unwrap_or(*made),
+            (Policy::DoubleBuffer, _) => (event.mb / k).saturating_sub(1),
         };
+        if event.op == Op::F {
+            seen.insert((event.stage, event.mb), version);
+        }
         let slots = u64::from(analysed.program.rings[event.stage.index()].stash.max(1));
         actions.push(Action {
             rank: event.rank.0,

@@ -24,7 +24,8 @@ irdl.dialect @sched {
     %bytes = irdl.base "#builtin.integer"
     %stride = irdl.base "#builtin.integer"
     %slots = irdl.base "#builtin.integer"
-    irdl.attributes { "offset" = %offset, "bytes" = %bytes, "stride" = %stride, "slots" = %slots }
+    %by = irdl.base "#builtin.string"
+    irdl.attributes { "offset" = %offset, "bytes" = %bytes, "stride" = %stride, "slots" = %slots, "by" = %by }
     irdl.results(place: %result)
   }
   irdl.operation @call {
@@ -177,11 +178,12 @@ fn kernel_name(kernels: &[Kernel], index: u32) -> Result<&str, CodegenError> {
 /// `places` numbers the values of the function so far.
 fn call_text(text: &mut String, call: &Call, kernel: &str, places: &mut usize) {
     let mut args = Vec::new();
-    for Place { offset, bytes, stride, slots } in &call.args {
+    for Place { offset, bytes, stride, slots, by } in &call.args {
         let _ = writeln!(
             text,
             "%p{places} = \"sched.place\"() {{offset = {offset} : i64, bytes = {bytes} : i64, stride = {stride} : i64, \
-             slots = {slots} : i32}} : () -> !sched.buffer"
+             slots = {slots} : i32, by = \"{}\"}} : () -> !sched.buffer",
+            by.name()
         );
         args.push(format!("%p{places}"));
         *places += 1;

@@ -4,7 +4,7 @@ use crate::harness::{Data, Runnable, random, runnable, with_context};
 use crate::optimizers::{ADAMW, SGD, hyper, squares};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, HYPER_LEN, Image, Place, Stage, StageIo};
-use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
+use artifact::stream::{Accumulation, Instr, Op, Policy, Program, RingSizes, Stream};
 use codegen::kernels::KernelSource;
 use codegen::{CodegenError, Level, compile, compile_kernels, emit, emit_sched, pipeline};
 use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table};
@@ -226,7 +226,7 @@ fn cpu_classes_agree_bit_for_bit_on_an_elementwise_kernel() {
 }
 
 fn place(offset: u64, bytes: u64) -> Place {
-    Place { offset, bytes, stride: 0, slots: 1 }
+    Place { offset, bytes, stride: 0, slots: 1, by: Default::default() }
 }
 
 /// A stage whose U calls the given kernels of `len` elements.
@@ -294,6 +294,7 @@ fn the_schedule_prints_as_a_verified_module() {
         rank_of_stage: vec![RankId(0)],
         rings: vec![RingSizes::default()],
         accumulate: 1,
+        policy: Policy::Current,
     };
     insta::assert_snapshot!(emit_sched(&program, &[stage(0, &[(0, 37)])], &[update(37)]).unwrap());
 }

@@ -18,7 +18,7 @@ pub fn rules() -> Vec<UpdateRule> {
 }
 
 pub const fn corrected(kind: OptimizerKind, correction: CorrectionKind) -> UpdateRule {
-    UpdateRule { kind, correction: Some(correction) }
+    UpdateRule { correction: Some(correction), ..UpdateRule::plain(kind) }
 }
 
 /// A second-moment estimate must not be negative.

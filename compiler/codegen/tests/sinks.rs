@@ -3,7 +3,7 @@
 
 use crate::harness::{Data, bits, random, run, runnable};
 use crate::optimizers;
-use model::kernel::{KernelOp, Sink, Table, UpdateRule};
+use model::kernel::{Epilogue, Form, KernelOp, MatMul, Sink, Table, UpdateRule, Writes};
 use model::operands::operands;
 use model::target::CpuClass;
 
@@ -90,4 +90,51 @@ fn a_token_table_has_equal_bits() {
 #[test]
 fn a_position_table_has_equal_bits() {
     fused_equals_unfused(POSITION);
+}
+
+/// A matrix whose last register tiles stick out.
+const WEIGHT: Gradient =
+    |sink| KernelOp::MatMul(MatMul { m: 37, n: 61, k: 21, form: Form::TN, epilogue: Epilogue::Gradient(sink) });
+
+/// An update that leaves the weights which it reads: the new ones, and the states, have the bits of one in place.
+#[test]
+fn an_update_out_of_place_has_the_bits_of_one_in_place() {
+    let cpu = runnable()[0];
+    for gradient in [BIAS, GAIN, TOKEN, POSITION, WEIGHT] {
+        let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
+        for (rule, accumulated) in [(optimizers::ADAMW, true), (optimizers::rules().pop().expect("some"), false)] {
+            let (parameter, hyper) = parameter(rule, len);
+            let before = if accumulated { vec![Data::F32(random(9, len)), hyper] } else { vec![hyper] };
+            let with = |rule, weights: &[Data]| {
+                let sink = [&before[..], weights, &parameter[1..]].concat();
+                let after = call(gradient(Sink::Update { rule, accumulated }), cpu, &inputs(gradient, 10), &sink);
+                after[before.len()..].to_vec()
+            };
+            let in_place = with(rule, &parameter[..1]);
+            let rule = UpdateRule { writes: Writes::Next, ..rule };
+            let next = with(rule, &[parameter[0].clone(), Data::unset(len)]);
+            assert_eq!(bits(&next[0]), bits(&parameter[0]), "the weights that were read are changed");
+            let name = gradient(Sink::Store);
+            let same = next[1..].iter().map(bits).eq(in_place.iter().map(bits));
+            assert!(same, "{rule:?} {name:?}");
+        }
+    }
+}
+
+#[test]
+fn an_unfused_update_out_of_place_has_the_bits_of_one_in_place() {
+    for cpu in runnable() {
+        for rule in optimizers::rules() {
+            let len = 133;
+            let (parameter, hyper) = parameter(rule, len);
+            let update = |rule, weights: &[Data]| {
+                let all =
+                    [&[Data::F32(random(3, len))], weights, &parameter[1..], std::slice::from_ref(&hyper)].concat();
+                run(KernelOp::Update { len: len as u64, rule }, cpu, &all)
+            };
+            let in_place = update(rule, &parameter[..1]);
+            let next = update(UpdateRule { writes: Writes::Next, ..rule }, &[parameter[0].clone(), Data::unset(len)]);
+            assert!(next[2..].iter().map(bits).eq(in_place[1..].iter().map(bits)), "{rule:?}");
+        }
+    }
 }

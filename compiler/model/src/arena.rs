@@ -6,7 +6,7 @@
 //! 2. Two buffers that are live at the same step do not overlap.
 //! 3. The size returned is the end of the highest buffer, rounded up to [`ALIGN`].
 
-use artifact::program::Place;
+use artifact::program::{Place, Selector};
 
 /// Alignment of every buffer, bytes: a cache line, and the widest vector.
 pub const ALIGN: u64 = 64;
@@ -34,8 +34,13 @@ impl Bump {
         let slots = slots.max(1);
         let (offset, size) = (self.at, align(bytes));
         self.at = offset.saturating_add(size.saturating_mul(slots.into()));
-        Place { offset, bytes, stride: if slots > 1 { size } else { 0 }, slots }
+        Place { offset, bytes, stride: if slots > 1 { size } else { 0 }, slots, by: Selector::Microbatch }
     }
+}
+
+/// A buffer that is there once.
+pub fn one(offset: u64, bytes: u64) -> Place {
+    Place { offset, bytes, stride: 0, slots: 1, by: Selector::Microbatch }
 }
 
 /// A temporary: written at step `first`, last read at step `last`, both inclusive.

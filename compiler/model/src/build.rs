@@ -1,16 +1,17 @@
 //! From a specification and its instruction streams to stage programs: kernels, calls and memory.
 
+use crate::arena::one;
 use crate::dims::Dims;
 use crate::fuse::{Step, with_sink};
-use crate::graph::Part;
-use crate::kernel::{Kernel, KernelOp, Sink, UpdateRule};
+use crate::graph::{Part, ValueId};
+use crate::kernel::{Kernel, KernelOp, Sink, UpdateRule, Writes};
 use crate::kernel_plan::plan_kernel;
 use crate::layout::{RankLayout, StageInput, StageLayout, layout};
 use crate::operands::operands;
-use crate::stage::StagePlan;
+use crate::stage::{Home, StagePlan};
 use crate::target::CpuClass;
 use artifact::ids::{RankId, StageId};
-use artifact::program::{Bodies, Call, KernelEntry, Memory, Place, Stage, variant};
+use artifact::program::{Bodies, Call, KernelEntry, Memory, Param, Place, Selector, Stage, variant};
 use artifact::stream::{Accumulation, Op, Program};
 use dsl::spec::Layer;
 use std::collections::HashMap;
@@ -58,6 +59,7 @@ pub fn build(input: &Input) -> Build {
         for (&s, stage_layout) in ids.iter().zip(&rank_layout.stages) {
             let mut lower = Lower {
                 input,
+                stage: s,
                 plan: &plans[s],
                 layout: stage_layout,
                 rank: &rank_layout,
@@ -159,6 +161,7 @@ impl Kernels {
 /// Turns steps into calls.
 struct Lower<'a> {
     input: &'a Input<'a>,
+    stage: usize,
     plan: &'a StagePlan,
     layout: &'a StageLayout,
     rank: &'a RankLayout,
@@ -192,11 +195,29 @@ impl Lower<'_> {
         steps.iter().filter(|s| s.part == part).map(|s| self.step(s, sink)).collect()
     }
 
+    /// The rule of the stage's updates: where several versions are kept, they leave the newest as it is.
+    fn rule(&self) -> UpdateRule {
+        let writes = if self.versions() > 1 { Writes::Next } else { Writes::InPlace };
+        UpdateRule { writes, ..self.input.rule }
+    }
+
+    fn versions(&self) -> u32 {
+        self.input.program.rings[self.stage].weights
+    }
+
+    /// The weights as operands of an update.
+    fn updated(&self, param: &Param) -> Vec<Place> {
+        match self.rule().writes {
+            Writes::InPlace => vec![param.weight],
+            Writes::Next => vec![param.weight.selected(Selector::Newest), param.weight.selected(Selector::Next)],
+        }
+    }
+
     /// Where gradients go at this place in the update.
     fn sink(&self, a: Accumulation) -> Sink {
         match a {
             Accumulation { first, last: true } if self.input.fuse => {
-                Sink::Update { rule: self.input.rule, accumulated: !first }
+                Sink::Update { rule: self.rule(), accumulated: !first }
             }
             Accumulation { first: true, .. } => Sink::Store,
             Accumulation { .. } => Sink::Add,
@@ -204,12 +225,21 @@ impl Lower<'_> {
     }
 
     fn step(&mut self, step: &Step, sink: Sink) -> Call {
-        let mut args: Vec<Place> = step.operands().map(|v| self.layout.place(self.plan, v)).collect();
+        let mut args: Vec<Place> = step.operands().map(|v| self.operand(v)).collect();
         if step.part == Part::Weight {
             self.sink_operands(step, sink, &mut args);
             return self.call(with_sink(&step.op, sink), args);
         }
         self.call(step.op.clone(), args)
+    }
+
+    /// Where a value is; of the weights the version that the micro-batch reads.
+    fn operand(&self, value: ValueId) -> Place {
+        let place = self.layout.place(self.plan, value);
+        match self.plan.homes[&value] {
+            Home::Param(_) if self.versions() > 1 => place.selected(Selector::Seen),
+            _ => place,
+        }
     }
 
     fn sink_operands(&self, step: &Step, sink: Sink, args: &mut Vec<Place>) {
@@ -220,7 +250,7 @@ impl Lower<'_> {
             Sink::Update { accumulated, .. } => {
                 args.extend(accumulated.then(accumulator));
                 args.push(self.layout.hyper(param));
-                args.push(param.weight);
+                args.extend(self.updated(param));
                 args.extend(&param.state);
             }
         }
@@ -229,9 +259,10 @@ impl Lower<'_> {
     /// The unfused update, in parameter order.
     fn updates(&mut self) -> Vec<Call> {
         let layout = self.layout;
-        let update = |param: &artifact::program::Param| {
-            let op = KernelOp::Update { len: param.shape.iter().product(), rule: self.input.rule };
-            let mut args = vec![param.gradient.expect("an unfused update has accumulators"), param.weight];
+        let update = |param: &Param| {
+            let op = KernelOp::Update { len: param.shape.iter().product(), rule: self.rule() };
+            let mut args = vec![param.gradient.expect("an unfused update has accumulators")];
+            args.extend(self.updated(param));
             args.extend(&param.state);
             args.push(layout.hyper(param));
             self.call(op, args)
@@ -243,7 +274,7 @@ impl Lower<'_> {
         let kernel = self.kernels.id(op);
         let bytes = self.kernels.list[kernel as usize].scratch_bytes;
         if bytes > 0 {
-            args.push(Place { offset: self.rank.scratch_offset, bytes, stride: 0, slots: 1 });
+            args.push(one(self.rank.scratch_offset, bytes));
         }
         self.scratch_bytes = self.scratch_bytes.max(bytes);
         Call { kernel, args }

@@ -34,7 +34,7 @@ pub enum KernelOp {
     /// targets u32[rows], scale f32[1] is a constant of the kernel (`scale_bits`), logits inout [rows, vocab] -> loss f64[1].
     /// loss = sum over rows of -log softmax(logits)[target] (f64 sum, ascending); logits become (softmax - onehot) * scale.
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
-    /// Unfused update: g [len], then inout w, states…, then hyper f32[16] (read) last. See [`Sink::Update`].
+    /// Unfused update: g [len], then inout w (or w, out next), states…, then hyper f32[16] (read) last. See [`Sink::Update`].
     Update { len: u64, rule: UpdateRule },
 }
 
@@ -85,12 +85,13 @@ pub enum Sink {
     Store,
     /// inout acc += g, K block by K block, ascending
     Add,
-    /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states….
+    /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states…. Where the rule
+    /// writes [`Writes::Next`]: w (read), out next in the place of inout w, with the same bits.
     /// Formulas, states and hyper-parameters: [`artifact::optimizer`].
     Update { rule: UpdateRule, accumulated: bool },
 }
 
-pub use artifact::optimizer::{CorrectionKind, OptimizerKind, UpdateRule};
+pub use artifact::optimizer::{CorrectionKind, OptimizerKind, UpdateRule, Writes};
 
 /// Cache and register tiles of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

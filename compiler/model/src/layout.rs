@@ -6,13 +6,13 @@
 //!
 //! | region | holds | how often |
 //! |---|---|---|
-//! | weights | parameters | once |
+//! | weights | parameters | each version that is kept: ring `weights` |
 //! | optimizer | the optimizer's states | once |
 //! | gradients | accumulators; none where every gradient goes straight into a fused update | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
 //! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only |
 //! | activations | token ids (ring `recv_f`) and target ids; temporaries of F, B, I and W, by liveness, shared by all bodies | |
-//! | workspace | hyper-parameters, version words, loss; the scratch of the kernel that needs most | once |
+//! | workspace | hyper-parameters, a version word for each version of the weights, loss; the scratch of the kernel that needs most | once |
 //!
 //! # Invariants
 //!
@@ -23,7 +23,7 @@
 //!
 //! [`crate::verify`] checks them on the result.
 
-use crate::arena::{Bump, Interval, align, first_fit};
+use crate::arena::{Bump, Interval, align, first_fit, one};
 use crate::graph::ValueId;
 use crate::operands::HYPER_BYTES;
 use crate::stage::{Home, StagePlan};
@@ -81,13 +81,13 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     let mut memory = Memory::default();
     let region = |bump: &Bump, start: &mut u64| std::mem::replace(start, bump.at).abs_diff(bump.at);
     let mut start = 0;
-    let weights: Vec<Vec<Place>> = stages.iter().map(|s| per_param(s, &mut bump)).collect();
+    let weights: Vec<Vec<Place>> = stages.iter().map(|s| per_param(s, s.rings.weights, &mut bump)).collect();
     memory.weights = region(&bump, &mut start);
     let states: Vec<Vec<Vec<Place>>> =
-        stages.iter().map(|s| (0..s.states).map(|_| per_param(s, &mut bump)).collect()).collect();
+        stages.iter().map(|s| (0..s.states).map(|_| per_param(s, 1, &mut bump)).collect()).collect();
     memory.optimizer = region(&bump, &mut start);
     let gradients: Vec<Option<Vec<Place>>> =
-        stages.iter().map(|s| s.accumulators.then(|| per_param(s, &mut bump))).collect();
+        stages.iter().map(|s| s.accumulators.then(|| per_param(s, 1, &mut bump))).collect();
     memory.gradients = region(&bump, &mut start);
     let mut places: Vec<HashMap<ValueId, Place>> = vec![HashMap::new(); stages.len()];
     let seen: Vec<Place> = stages.iter().zip(&mut places).map(|(s, p)| stash(s, &mut bump, p)).collect();
@@ -132,13 +132,13 @@ impl StageLayout {
     /// The hyper-parameter vector of a parameter.
     pub fn hyper(&self, param: &Param) -> Place {
         let vector = if param.decay { 0 } else { HYPER_BYTES };
-        Place { offset: self.io.hyper.offset.saturating_add(vector), bytes: HYPER_BYTES, stride: 0, slots: 1 }
+        one(self.io.hyper.offset.saturating_add(vector), HYPER_BYTES)
     }
 }
 
-fn per_param(stage: &StageInput, bump: &mut Bump) -> Vec<Place> {
+fn per_param(stage: &StageInput, copies: u32, bump: &mut Bump) -> Vec<Place> {
     let params = &stage.plan.forward_graph.params;
-    params.iter().map(|p| bump.place(4 * p.shape.iter().product::<u64>())).collect()
+    params.iter().map(|p| bump.ring(4 * p.shape.iter().product::<u64>(), copies)).collect()
 }
 
 fn params(stage: &StageInput, weights: &[Place], states: &[Vec<Place>], gradients: Option<&[Place]>) -> Vec<Param> {
@@ -167,7 +167,7 @@ fn stash(stage: &StageInput, bump: &mut Bump, places: &mut HashMap<ValueId, Plac
     let stride = if slots > 1 { slot.at } else { 0 };
     let mut seen = None;
     for (value, within) in inner {
-        let place = Place { offset: base.saturating_add(within.offset), bytes: within.bytes, stride, slots };
+        let place = Place { stride, slots, ..one(base.saturating_add(within.offset), within.bytes) };
         match value {
             Some(value) => _ = places.insert(value, place),
             None => seen = Some(place),
@@ -230,7 +230,7 @@ fn temporaries(stage: &StageInput, base: u64, places: &mut HashMap<ValueId, Plac
         let intervals: Vec<Interval> = lives.iter().map(|l| l.1).collect();
         let (offsets, total) = first_fit(&intervals);
         for ((value, life), offset) in lives.into_iter().zip(offsets) {
-            places.insert(value, Place { offset: base.saturating_add(offset), bytes: life.bytes, stride: 0, slots: 1 });
+            places.insert(value, one(base.saturating_add(offset), life.bytes));
         }
         bytes = bytes.max(total);
     }
@@ -245,7 +245,8 @@ struct Words {
 
 fn words(stage: &StageInput, bump: &mut Bump) -> Words {
     let last = stage.plan.forward_graph.logits_gradient.is_some();
-    Words { hyper: bump.place(2 * HYPER_BYTES), version: bump.place(8), loss: last.then(|| bump.place(8)) }
+    let version = |bump: &mut Bump| bump.ring(8, stage.rings.weights);
+    Words { hyper: bump.place(2 * HYPER_BYTES), version: version(bump), loss: last.then(|| bump.place(8)) }
 }
 
 fn io(io: &Io, words: &Words, version_seen: Place) -> StageIo {

@@ -1,6 +1,6 @@
 //! Operands of a kernel: how many bytes each has and what is done to it. The table form of the conventions in [`crate::kernel`].
 
-use crate::kernel::{Epilogue, KernelOp, MatMul, Sink, Table};
+use crate::kernel::{Epilogue, KernelOp, MatMul, Sink, Table, UpdateRule, Writes};
 
 /// What a kernel does to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,11 +79,7 @@ pub fn operands(op: &KernelOp) -> Vec<Operand> {
             list.read(words(&[rows])).update(words(&[rows, vocab])).write(8);
         }
         KernelOp::Update { len, rule } => {
-            list.read(4 * len).update(4 * len);
-            for _ in 0..rule.states().len() {
-                list.update(4 * len);
-            }
-            list.read(HYPER_BYTES);
+            list.read(4 * len).updated(4 * len, rule).read(HYPER_BYTES);
         }
     }
     list.0
@@ -117,6 +113,18 @@ impl List {
         self.push(bytes, Access::Write)
     }
 
+    /// Weights and states.
+    fn updated(&mut self, bytes: u64, rule: UpdateRule) -> &mut Self {
+        match rule.writes {
+            Writes::InPlace => self.update(bytes),
+            Writes::Next => self.read(bytes).write(bytes),
+        };
+        for _ in 0..rule.states().len() {
+            self.update(bytes);
+        }
+        self
+    }
+
     fn sink(&mut self, bytes: u64, sink: Sink) {
         match sink {
             Sink::Store => _ = self.write(bytes),
@@ -126,9 +134,7 @@ impl List {
                     self.read(bytes);
                 }
                 self.read(HYPER_BYTES);
-                for _ in 0..=rule.states().len() {
-                    self.update(bytes);
-                }
+                self.updated(bytes, rule);
             }
         }
     }

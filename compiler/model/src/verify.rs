@@ -10,15 +10,18 @@
 //! 3. Two lasting buffers of a rank do not overlap, in any slot.
 //! 4. A temporary overlaps no lasting buffer.
 //! 5. Within a body, a temporary is read as it was written last: no other write touched its bytes in between.
-//! 6. Within a body, no call reads a weight after a call that updated it.
-//! 7. Within a call, what is written overlaps no other argument.
+//! 6. Within a body, no call reads a weight, whichever version, after a call that updated it: a new version may take the place of the one
+//!    that the body reads.
+//! 7. Within a call, what is written overlaps no other argument. The newest version of a weight and the one after it are different slots
+//!    of their ring. Of weights with several versions an update writes the next one, all else reads that of its micro-batch or the newest.
 //! 8. The regions of a rank's memory sum to its total.
 //! 9. No two kernels have the same operation or the same name.
 
+use crate::arena::one;
 use crate::build::Build;
 use crate::kernel::Kernel;
 use crate::operands::{Access, HYPER_BYTES, operands};
-use artifact::program::{Bodies, Call, Memory, Place, Stage};
+use artifact::program::{Bodies, Call, Memory, Place, Selector, Stage};
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
@@ -94,7 +97,7 @@ fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> 
     }
     let list = accesses(kernels, call);
     for (i, (written, access)) in list.iter().enumerate() {
-        let clash = |j: usize| j != i && overlap(&range(written), &range(list[j].0));
+        let clash = |j: usize| j != i && !apart(written, list[j].0) && overlap(&range(written), &range(list[j].0));
         ensure!(!access.writes() || !(0..list.len()).any(clash), "`{name}` argument {i} overlaps another");
     }
     Ok(())
@@ -106,6 +109,13 @@ fn weights_before_updates(kernels: &[Kernel], stage: &Stage, body: &[Call]) -> R
     for call in body {
         for (place, access) in accesses(kernels, call) {
             ensure!(!updated.contains(&place.offset), "the weight at {} is used after its update", place.offset);
+            let version = match access {
+                Access::Read => matches!(place.by, Selector::Seen | Selector::Newest),
+                Access::Write => place.by == Selector::Next,
+                Access::Update => false,
+            };
+            let versions = weights.contains(&place.offset) && place.slots > 1;
+            ensure!(!versions || version, "the weight at {} is used by {:?}", place.offset, place.by);
             if access.writes() && weights.contains(&place.offset) {
                 updated.insert(place.offset);
             }
@@ -118,6 +128,12 @@ fn regions(m: &Memory) -> Result<(), String> {
     let sum = m.weights + m.optimizer + m.gradients + m.stash + m.activations + m.communication + m.workspace;
     ensure!(sum == m.total, "the regions sum to {sum}, not {}", m.total);
     Ok(())
+}
+
+/// Whether two arguments are different slots of one ring: the newest version of a weight and the one after it.
+fn apart(a: &Place, b: &Place) -> bool {
+    let successive = matches!((a.by, b.by), (Selector::Newest, Selector::Next) | (Selector::Next, Selector::Newest));
+    key(a) == key(b) && a.slots > 1 && successive
 }
 
 /// Bytes of the first slot.
@@ -160,7 +176,7 @@ fn overlaps(kernels: &[Kernel], stages: &[&Stage]) -> Result<(), String> {
     }
     let mut owned: Vec<Range<u64>> = Vec::new();
     for &(offset, bytes, stride, count) in &lasting {
-        owned.extend(slots(&Place { offset, bytes, stride, slots: count }));
+        owned.extend(slots(&Place { stride, slots: count, ..one(offset, bytes) }));
     }
     owned.sort_by_key(|r| r.start);
     for pair in owned.windows(2) {

@@ -5,7 +5,7 @@
 //! Memory is an [`Arena`] of *cells*, one f64 for every 4 bytes of the real arena: an f32 or u32 element at byte b is cell b/4. An f64 element (the
 //! loss) is in the first of its two cells. So offsets mean what they mean at run time, and values keep f64's precision.
 
-use model::kernel::{CorrectionKind, Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdateRule};
+use model::kernel::{CorrectionKind, Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdateRule, Writes};
 use model::operands::operands;
 use std::ops::Range;
 
@@ -51,7 +51,7 @@ pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
         }
         KernelOp::Update { rule, .. } => {
             let gradient = call.read();
-            let states: Vec<Range<usize>> = (0..=rule.states().len()).map(|_| call.next()).collect();
+            let states = call.updated(rule);
             let hyper = call.read();
             update(call.arena, rule, &gradient, &hyper, &states);
         }
@@ -81,6 +81,16 @@ impl Call<'_> {
         self.arena.cells[range].copy_from_slice(&content);
     }
 
+    /// The weight, then its states; a weight that stays as it is is copied first.
+    fn updated(&mut self, rule: UpdateRule) -> Vec<Range<usize>> {
+        if rule.writes == Writes::Next {
+            let weight = self.next();
+            let next = self.operands.as_slice()[0].start;
+            self.arena.cells.copy_within(weight, next);
+        }
+        (0..=rule.states().len()).map(|_| self.next()).collect()
+    }
+
     fn sink(&mut self, sink: Sink, gradient: Vec<f64>) {
         match sink {
             Sink::Store => self.write(gradient),
@@ -95,7 +105,7 @@ impl Call<'_> {
                     whole.iter_mut().zip(so_far).for_each(|(g, acc)| *g += acc);
                 }
                 let hyper = self.read();
-                let places: Vec<Range<usize>> = (0..=rule.states().len()).map(|_| self.next()).collect();
+                let places = self.updated(rule);
                 update(self.arena, rule, &whole, &hyper, &places);
             }
         }

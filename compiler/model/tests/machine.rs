@@ -3,8 +3,8 @@
 
 use crate::interpreter::{Arena, execute};
 use artifact::ids::StageId;
-use artifact::program::{Call, HYPER_LEN, Optimizer, Place, variant};
-use artifact::stream::{Op, Program};
+use artifact::program::{Call, HYPER_LEN, Optimizer, Place, Selector, variant};
+use artifact::stream::{Op, Policy, Program};
 use model::build::Build;
 use std::collections::{HashMap, VecDeque};
 
@@ -101,6 +101,8 @@ pub struct Machine<'a> {
     pub losses: HashMap<u64, f64>,
     /// By stage: most updates between F and B (or I), counted by the version words.
     pub drift_max: Vec<u64>,
+    /// By stage: updates made.
+    made: Vec<u64>,
 }
 
 impl<'a> Machine<'a> {
@@ -117,7 +119,8 @@ impl<'a> Machine<'a> {
             arena.cells[cells(&stage.io.version, 0)].fill(0.0);
         }
         let drift_max = vec![0; build.stages.len()];
-        Machine { build, program, setting, arenas, transfers: HashMap::new(), losses: HashMap::new(), drift_max }
+        let (transfers, losses, made) = (HashMap::new(), HashMap::new(), drift_max.clone());
+        Machine { build, program, setting, arenas, transfers, losses, drift_max, made }
     }
 
     /// Runs a segment of `updates` updates.
@@ -172,7 +175,12 @@ impl<'a> Machine<'a> {
                 let (tokens, targets) = (self.setting.data)(mb);
                 self.fill(id, io.tokens, mb, &tokens);
                 self.fill(id, io.targets, mb, &targets);
-                let version = self.word(id, &io.version, 0);
+                let wanted = match self.program.policy {
+                    Policy::DoubleBuffer => (mb / u64::from(self.program.accumulate)).saturating_sub(1),
+                    _ => self.made[id.index()],
+                };
+                let version = self.word(id, &io.version, wanted);
+                assert_eq!(version, wanted as f64, "F of {mb} on stage {id} reads what is not there");
                 self.fill(id, Some(io.version_seen), mb, &[version, f64::NAN]);
                 self.body(id, &bodies.f, mb);
                 if let Some(loss) = io.loss {
@@ -197,8 +205,9 @@ impl<'a> Machine<'a> {
             Op::U => {
                 self.hyper(id);
                 self.body(id, &bodies.u, 0);
-                let version = self.word(id, &io.version, 0) + 1.0;
-                self.fill(id, Some(io.version), 0, &[version, f64::NAN]);
+                self.made[id.index()] += 1;
+                let version = self.made[id.index()];
+                self.fill(id, Some(io.version), version, &[version as f64, f64::NAN]);
             }
             Op::SendF => self.send(id, io.send_f, true, mb),
             Op::SendB => self.send(id, io.send_b, false, mb),
@@ -237,22 +246,37 @@ impl<'a> Machine<'a> {
 
     fn count_drift(&mut self, stage: StageId, mb: u64) {
         let io = &self.build.stages[stage.index()].io;
-        let (now, seen) = (self.word(stage, &io.version, 0), self.word(stage, &io.version_seen, mb));
+        let seen = self.word(stage, &io.version_seen, mb);
+        let reads = match self.program.policy {
+            Policy::Stash | Policy::DoubleBuffer => seen as u64,
+            Policy::Current | Policy::Predicted => self.made[stage.index()],
+        };
+        let now = self.word(stage, &io.version, reads);
         let most = &mut self.drift_max[stage.index()];
         *most = (*most).max((now - seen) as u64);
     }
 
     fn hyper(&mut self, stage: StageId) {
         let io = &self.build.stages[stage.index()].io;
-        let both = self.setting.hyper(self.word(stage, &io.version, 0) as u64).concat();
+        let both = self.setting.hyper(self.made[stage.index()]).concat();
         self.fill(stage, Some(io.hyper), 0, &both);
     }
 
     fn body(&mut self, stage: StageId, calls: &[Call], mb: u64) {
         let build = self.build;
+        let (newest, io) = (self.made[stage.index()], &build.stages[stage.index()].io);
+        // Beyond the run there is no version seen: only what reads weights asks for it.
+        let seen = self.word(stage, &io.version_seen, mb) as u64;
+        let index = |p: &Place| match p.by {
+            Selector::Microbatch => mb,
+            Selector::Seen => seen,
+            Selector::Newest => newest,
+            Selector::Next => newest + 1,
+            Selector::Here | Selector::Ahead => unreachable!("no policy of these tests predicts"),
+        };
         let arena = self.arena(stage);
         for call in calls {
-            let args: Vec<_> = call.args.iter().map(|p| cells(p, mb)).collect();
+            let args: Vec<_> = call.args.iter().map(|p| cells(p, index(p))).collect();
             execute(&build.kernels[call.kernel as usize].op, arena, &args);
         }
     }

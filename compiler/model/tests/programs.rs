@@ -1,7 +1,7 @@
 //! Instruction streams written by hand: all forward passes of an update, then all backward passes, then the update.
 
 use artifact::ids::{RankId, StageId};
-use artifact::stream::{Accumulation, Instr, Op, Program, RingSizes, Stream};
+use artifact::stream::{Accumulation, Instr, Op, Policy, Program, RingSizes, Stream};
 
 /// `stages` stages on as many ranks, `k` micro-batches an update; with `split`, I and W apart, all W after all I.
 pub fn flush(stages: u32, k: u32, split: bool) -> Program {
@@ -31,6 +31,7 @@ pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Progr
         rank_of_stage: rank_of_stage.iter().map(|&r| RankId(r)).collect(),
         rings: (0..count).map(|s| rings(s, count, k)).collect(),
         accumulate: k,
+        policy: Policy::Current,
     };
     without_transfers_on_a_rank(&mut program);
     program
@@ -57,7 +58,14 @@ fn without_transfers_on_a_rank(program: &mut Program) {
 fn rings(stage: u32, count: u32, k: u32) -> RingSizes {
     let (first, last) = (stage == 0, stage + 1 == count);
     let unless = |absent: bool, slots: u32| if absent { 0 } else { slots };
-    RingSizes { stash: k, recv_f: k, send_f: unless(last, 2), recv_b: unless(last, k), send_b: unless(first, 2) }
+    RingSizes {
+        weights: 1,
+        stash: k,
+        recv_f: k,
+        send_f: unless(last, 2),
+        recv_b: unless(last, k),
+        send_b: unless(first, 2),
+    }
 }
 
 fn accumulation(mb: u32, k: u32) -> Accumulation {

@@ -3,7 +3,7 @@
 
 use crate::machine::{Machine, Setting};
 use artifact::program::{DataShape, LearningRate, Manifest, Optimizer, Proved};
-use artifact::stream::Program;
+use artifact::stream::{Policy, Program};
 use dsl::spec::{At, Partition};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
@@ -139,7 +139,8 @@ fn program(name: &str, ranks: u32, k: u32) -> Program {
     let schedule = dsl::library::schedule(name).expect("a library schedule");
     // Three layers can be cut into five stages at most.
     let chunks = if ranks == 1 { 3 } else { 2 };
-    plan::expand(&schedule, plan::Shape { chunks, ..plan::Shape::new(ranks, k) }).expect("a sound schedule")
+    let policy = schedule.weights.as_ref().map_or(Policy::Current, plan::policy);
+    plan::expand(&schedule, plan::Shape { chunks, policy, ..plan::Shape::new(ranks, k) }).expect("a sound schedule")
 }
 
 fn built(dims: &Dims, program: &Program, optimizer: OptimizerKind) -> Build {
@@ -177,6 +178,26 @@ fn asynchronous_training_is_the_emulators() {
     }
 }
 
+/// PipeDream and PipeDream-2BW against an emulator that keeps every version of each stage.
+#[test]
+fn older_versions_of_the_weights_are_the_emulators() {
+    for (name, schedule, updates) in
+        [("stash_k1", "pipedream", 6), ("stash_k2", "pipedream", 4), ("double_buffer_k3", "pipedream_2bw", 3)]
+    {
+        assert_eq!(Golden::read(name).check("losses_f64", schedule, 4, updates), [0; 4], "{name}");
+    }
+}
+
+/// What 2BW reads is fixed by the micro-batch: the losses are the same however the model is cut.
+#[test]
+fn a_double_buffer_gives_the_same_losses_on_any_number_of_ranks() {
+    let golden = Golden::read("odd");
+    let reference = golden.train("pipedream_2bw", 1, 3).0;
+    for ranks in [2, 3] {
+        assert_eq!(golden.train("pipedream_2bw", ranks, 3).0, reference, "{ranks} ranks");
+    }
+}
+
 #[test]
 fn a_bundle_of_it_is_well_formed() {
     let cases = [
@@ -186,6 +207,8 @@ fn a_bundle_of_it_is_well_formed() {
         ("interleaved_1f1b", 2, true),
         ("zb_v", 2, false),
         ("looped_bfs", 1, true),
+        ("pipedream", 4, true),
+        ("pipedream_2bw", 2, false),
     ];
     for (schedule, ranks, fuse) in cases {
         let golden = Golden::read("adamw");

@@ -36,10 +36,27 @@ pub fn expand(schedule: &Schedule, shape: Shape) -> Result<Program, Vec<Diagnost
 /// As [`expand`].
 pub fn expand_proved(schedule: &Schedule, shape: Shape) -> Result<(Program, Proved), Vec<Diagnostic>> {
     let program = streams(schedule, &shape).map_err(|d| vec![d])?;
+    sound(schedule, &shape, program)
+}
+
+/// Puts the program of a table, read as `schedule`, under the policy of `shape`.
+///
+/// # Errors
+/// Why the policy is not possible.
+pub fn keep_proved(
+    schedule: &Schedule,
+    shape: Shape,
+    mut program: Program,
+) -> Result<(Program, Proved), Vec<Diagnostic>> {
+    policy::keep(&mut program, shape.policy);
+    sound(schedule, &shape, program)
+}
+
+fn sound(schedule: &Schedule, shape: &Shape, program: Program) -> Result<(Program, Proved), Vec<Diagnostic>> {
     match prove(&program) {
         Ok(proved) => Ok((program, proved)),
         // The same on every stage is said once.
-        Err(violations) => Err(violations.iter().take(1).map(|v| refused(schedule, &shape, &program, v)).collect()),
+        Err(violations) => Err(violations.iter().take(1).map(|v| refused(schedule, shape, &program, v)).collect()),
     }
 }
 

@@ -28,8 +28,8 @@ pub mod versions;
 use artifact::stream::Policy;
 
 pub use analyse::{Subject, analyse, analyse_proved};
-pub use expand::{expand, expand_proved};
-pub use policy::{keep, policy};
+pub use expand::{expand, expand_proved, keep_proved};
+pub use policy::policy;
 
 /// What a schedule is expanded for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

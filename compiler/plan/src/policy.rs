@@ -28,7 +28,7 @@ pub fn policy(weights: &Weights) -> Policy {
 }
 
 /// Puts a program under a policy: every stage gets the slots that it needs. Streams and the other rings stay as they are.
-pub fn keep(program: &mut Program, policy: Policy) {
+pub(crate) fn keep(program: &mut Program, policy: Policy) {
     program.policy = policy;
     let slots = match policy {
         Policy::Current | Policy::Predicted => vec![1; program.rings.len()],

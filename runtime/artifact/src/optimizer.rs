@@ -153,11 +153,21 @@ impl OptimizerKind {
 pub struct UpdateRule {
     pub kind: OptimizerKind,
     pub correction: Option<CorrectionKind>,
+    pub writes: Writes,
+}
+
+/// Where an update puts the new weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Writes {
+    /// In the place of those that it reads.
+    InPlace,
+    /// Into another slot of their ring: those that it reads stay as they are.
+    Next,
 }
 
 impl UpdateRule {
     pub const fn plain(kind: OptimizerKind) -> Self {
-        UpdateRule { kind, correction: None }
+        UpdateRule { kind, correction: None, writes: Writes::InPlace }
     }
 
     /// The optimizer's states, then the correction's.
@@ -169,7 +179,11 @@ impl UpdateRule {
     /// As in kernels' names.
     pub fn name(self) -> String {
         let correction = self.correction.map_or("", CorrectionKind::suffix);
-        format!("{}{correction}", self.kind.name())
+        let writes = match self.writes {
+            Writes::InPlace => "",
+            Writes::Next => "_next",
+        };
+        format!("{}{correction}{writes}", self.kind.name())
     }
 }
 

@@ -25,6 +25,18 @@ pub enum Selector {
 }
 
 impl Selector {
+    /// As the levels of the lowering print it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Selector::Microbatch => "microbatch",
+            Selector::Seen => "seen",
+            Selector::Newest => "newest",
+            Selector::Next => "next",
+            Selector::Here => "here",
+            Selector::Ahead => "ahead",
+        }
+    }
+
     /// Whether it is [`Selector::Microbatch`].
     pub fn is_microbatch(&self) -> bool {
         *self == Selector::Microbatch
@@ -256,10 +268,10 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The rule of this run's updates.
+    /// The rule of this run's updates; where they write depends on the stage.
     pub fn rule(&self) -> UpdateRule {
         let kind = self.optimizer.kind();
-        UpdateRule { kind, correction: self.correction.as_ref().and_then(|c| c.kind(kind)) }
+        UpdateRule { correction: self.correction.as_ref().and_then(|c| c.kind(kind)), ..UpdateRule::plain(kind) }
     }
 }
 

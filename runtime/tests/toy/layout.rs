@@ -5,7 +5,7 @@ use super::streams::{rings, stream};
 use super::{CONTEXT, DECAY, LAYERS, MICROBATCH, MOMENTUM, RATE, ROWS, Toy, VOCAB, WIDTH};
 use artifact::ids::{RankId, StageId};
 use artifact::program::*;
-use artifact::stream::Program;
+use artifact::stream::{Policy, Program};
 
 /// Places one after the other.
 #[derive(Default)]
@@ -16,7 +16,8 @@ struct Bump {
 impl Bump {
     fn ring(&mut self, bytes: usize, slots: u32) -> Place {
         let stride = (bytes as u64).next_multiple_of(64);
-        let place = Place { offset: self.end, bytes: bytes as u64, stride: if slots == 1 { 0 } else { stride }, slots };
+        let (bytes, by) = (bytes as u64, Selector::Microbatch);
+        let place = Place { offset: self.end, bytes, stride: if slots == 1 { 0 } else { stride }, slots, by };
         self.end += stride * u64::from(slots);
         place
     }
@@ -46,6 +47,7 @@ pub fn manifest(toy: Toy) -> Manifest {
             rank_of_stage: (0..toy.ranks).map(|rank| RankId(rank as u32)).collect(),
             rings: (0..toy.ranks).map(|rank| rings(toy, rank)).collect(),
             accumulate: toy.accumulate,
+            policy: Policy::Current,
         },
         stages,
         memory,

@@ -31,6 +31,7 @@ pub fn rings(toy: Toy, rank: usize) -> RingSizes {
     let (first, last) = (rank == 0, rank + 1 == toy.ranks);
     let unless = |absent: bool, slots: u32| if absent { 0 } else { slots };
     RingSizes {
+        weights: 1,
         stash: in_flight,
         recv_f: in_flight,
         send_f: unless(last, 1),

@@ -88,7 +88,7 @@ fn token_gradient(name: &str, rows: u64, width: u64, vocab: u64, sink: Sink) -> 
         carried = list(&|o| format!("%{o}_so_far = %{o}")),
     );
     text += &row_sum(rows, width, vocab);
-    text += &sink_row(sink, outputs, width, vocab);
+    text += &sink_row(sink, &operands, width, vocab);
     text += &format!("scf.yield {} : {types}\n}}", list(&|o| format!("%{o}_put")));
     func.push(&text);
     for (i, output) in outputs.iter().enumerate() {
@@ -150,30 +150,31 @@ fn row_sum(rows: u64, width: u64, vocab: u64) -> String {
 }
 
 /// The sink of one row of the table; each output's new tensor is `%<output>_put`.
-fn sink_row(kind: Sink, outputs: &[&str], width: u64, vocab: u64) -> String {
+fn sink_row(kind: Sink, operands: &SinkOperands, width: u64, vocab: u64) -> String {
+    let (inputs, outputs) = (&operands.inputs, &operands.outputs);
     let (table, row) = (tensor(&[vocab, width], "f32"), tensor(&[width], "f32"));
     let place = format!("[%entry, 0] [1, {width}] [1, 1]");
-    let accumulated = matches!(kind, Sink::Update { accumulated: true, .. });
     let list = |form: &dyn Fn(&str) -> String| outputs.iter().map(|o| form(o)).collect::<Vec<_>>().join(", ");
     let mut text = String::new();
-    if accumulated {
-        text += &format!("%acc_row = tensor.extract_slice %acc{place} : {table} to {row}\n");
+    for name in inputs {
+        text += &format!("%{name}_row = tensor.extract_slice %{name}{place} : {table} to {row}\n");
     }
     for o in outputs {
         text += &format!("%{o}_row = tensor.extract_slice %{o}_so_far{place} : {table} to {row}\n");
     }
-    let ins = if accumulated { format!("%part, %acc_row : {row}, {row}") } else { format!("%part : {row}") };
-    let maps = vec![identity_map(1); 1 + usize::from(accumulated) + outputs.len()].join(", ");
+    let in_rows = inputs.iter().map(|name| format!(", %{name}_row")).collect::<String>();
+    let in_args = inputs.iter().map(|name| format!("%{name}_el: f32, ")).collect::<String>();
+    let in_types = vec![row.clone(); 1 + inputs.len()].join(", ");
+    let maps = vec![identity_map(1); 1 + inputs.len() + outputs.len()].join(", ");
     let types = list(&|_| row.clone());
     text += &format!(
-        "%rows_new:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [\"parallel\"]}} ins({ins}) outs({outs} : {types}) {{\n\
-         ^bb0(%part_el: f32, {acc}{args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({types})\n",
+        "%rows_new:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = [\"parallel\"]}} ins(%part{in_rows} : {in_types}) outs({outs} : {types}) {{\n\
+         ^bb0(%part_el: f32, {in_args}{args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({types})\n",
         n = outputs.len(),
         outs = list(&|o| format!("%{o}_row")),
-        acc = if accumulated { "%acc_el: f32, " } else { "" },
         args = list(&|o| format!("%{o}_el: f32")),
         body = sink::body(kind, &["%part_el".into()]),
-        yields = list(&|o| format!("%{o}_new")),
+        yields = list(&sink::new_value),
         elements = list(&|_| "f32".into()),
     );
     for (i, o) in outputs.iter().enumerate() {

@@ -99,11 +99,11 @@ impl EpilogueText {
         let mut text = Self { inputs, outputs: Vec::new(), body, yields: Vec::new() };
         if let Epilogue::Gradient(sink) = matmul.epilogue {
             let operands = SinkOperands::declare(func, sink, &c);
-            text.inputs.extend(operands.inputs().iter().map(|name| ((*name).to_string(), false)));
+            text.inputs.extend(operands.inputs.iter().map(|name| ((*name).to_string(), false)));
             text.outputs = operands.outputs.iter().map(|name| (*name).to_string()).collect();
             text.body += "%sink_zero = arith.constant 0.0 : f32\n";
             text.body += &sink::body(sink, &parts);
-            text.yields = text.outputs.iter().map(|name| format!("%{name}_new")).collect();
+            text.yields = text.outputs.iter().map(|name| sink::new_value(name)).collect();
             return text;
         }
         let (inputs, outputs): (&[(&str, bool)], &[&str]) = match matmul.epilogue {

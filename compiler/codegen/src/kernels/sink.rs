@@ -2,7 +2,7 @@
 
 use super::text::{Func, identity_map, parallel, tensor};
 use super::update::update_body;
-use model::kernel::{Sink, UpdateRule};
+use model::kernel::{Sink, UpdateRule, Writes};
 
 /// Name of the hyper-parameter operand.
 pub const HYPER: &str = "hyper";
@@ -11,7 +11,9 @@ pub const HYPER: &str = "hyper";
 pub struct SinkOperands {
     sink: Sink,
     shape: Vec<u64>,
-    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` and the states.
+    /// Tensors that the sink only reads: `acc` and `w`, if any.
+    pub inputs: Vec<&'static str>,
+    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`next` where `w` is only read) and the states.
     pub outputs: Vec<&'static str>,
 }
 
@@ -19,28 +21,26 @@ impl SinkOperands {
     /// Declares the sink's operands (in the contract's order, after the kernel's own) for a gradient of `shape`, and loads
     /// the hyper-parameters `%h0` …. Tensors are `%acc`, or `%w`, `%m`, ….
     pub fn declare(func: &mut Func, sink: Sink, shape: &[u64]) -> Self {
+        let mut inputs = Vec::new();
         let outputs = match sink {
             Sink::Store | Sink::Add => vec!["acc"],
             Sink::Update { rule, accumulated } => {
                 if accumulated {
                     func.input("acc", shape, "f32");
+                    inputs.push("acc");
                 }
                 func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
                 load_hyper(func, rule);
-                let mut names = vec!["w"];
-                names.extend(rule.states());
-                names
+                let (read, written) = updated(rule);
+                read.iter().for_each(|name| _ = func.input(name, shape, "f32"));
+                inputs.extend(read);
+                written
             }
         };
         for name in &outputs {
             func.output(name, shape, "f32");
         }
-        Self { sink, shape: shape.to_vec(), outputs }
-    }
-
-    /// Names of the sink's tensors that are only read.
-    pub fn inputs(&self) -> &'static [&'static str] {
-        if matches!(self.sink, Sink::Update { accumulated: true, .. }) { &["acc"] } else { &[] }
+        Self { sink, shape: shape.to_vec(), inputs, outputs }
     }
 
     /// Adds the elementwise `linalg.generic` that takes the gradient tensor `gradient` (already summed) to the sink, and writes the
@@ -50,14 +50,14 @@ impl SinkOperands {
         let rank = self.shape.len();
         let mut ins = vec![gradient.to_string()];
         let mut args = vec!["%part_el: f32".to_string()];
-        for name in self.inputs() {
+        for name in &self.inputs {
             ins.push(format!("%{name}"));
             args.push(format!("%{name}_el: f32"));
         }
         // An accumulator that is updated in place has the same name as one that is only read.
         args.extend(self.outputs.iter().map(|o| format!("%{o}_el: f32")));
         let n = self.outputs.len();
-        let list = |text: &str| self.outputs.iter().map(|o| text.replace('@', o)).collect::<Vec<_>>().join(", ");
+        let list = |form: &dyn Fn(&str) -> String| self.outputs.iter().map(|o| form(o)).collect::<Vec<_>>().join(", ");
         let maps = vec![identity_map(rank); ins.len() + n].join(", ");
         let in_types = vec![t.clone(); ins.len()].join(", ");
         let out_types = vec![t; n].join(", ");
@@ -67,16 +67,30 @@ impl SinkOperands {
              ^bb0({args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({out_types})",
             iterators = parallel(rank),
             ins = ins.join(", "),
-            outs = list("%@"),
+            outs = list(&|o| format!("%{o}")),
             args = args.join(", "),
             body = body(self.sink, &["%part_el".into()]),
-            yields = list("%@_new"),
+            yields = list(&new_value),
             elements = vec!["f32"; n].join(", "),
         ));
         for (i, name) in self.outputs.iter().enumerate() {
             func.result(name, &format!("%sunk#{i}"));
         }
     }
+}
+
+/// Operands of an update beside the gradient and the hyper-parameters, in order: those that are only read, and those that it writes.
+pub fn updated(rule: UpdateRule) -> (Vec<&'static str>, Vec<&'static str>) {
+    let (read, weights) = match rule.writes {
+        Writes::InPlace => (vec![], "w"),
+        Writes::Next => (vec!["w"], "next"),
+    };
+    (read, std::iter::once(weights).chain(rule.states()).collect())
+}
+
+/// The element that an output gets, as [`body`] names it: the weights are `%w_new`, wherever they go.
+pub fn new_value(output: &str) -> String {
+    format!("%{}_new", if output == "next" { "w" } else { output })
 }
 
 /// The region text of a sink. Reads `parts` (the gradient's new parts, at least one), `%acc_el` where there is an accumulator,

@@ -140,40 +140,46 @@ fn sign(value: &str) -> String {
     )
 }
 
-/// `KernelOp::Update`: g, w, states…, hyper.
+/// `KernelOp::Update`: g, w (or w, next), states…, hyper.
 pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
     let KernelOp::Update { len, rule } = kernel.op else { unreachable!("dispatched on the operation") };
     let shape = [len];
     let t = tensor(&shape, "f32");
     let mut func = Func::new(&kernel.name);
-    let gradient = func.input("g", &shape, "f32");
-    let mut updated = vec!["w"];
-    updated.extend(rule.states());
+    let mut inputs = vec!["g"];
+    let (read, updated) = sink::updated(rule);
+    inputs.extend(read);
+    inputs.iter().for_each(|name| _ = func.input(name, &shape, "f32"));
     for name in &updated {
         func.output(name, &shape, "f32");
     }
     func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
     sink::load_hyper(&mut func, rule);
-    func.push(&elementwise(rule, &gradient, &updated, &t));
+    func.push(&elementwise(rule, &inputs, &updated, &t));
     for (i, name) in updated.iter().enumerate() {
         func.result(name, &format!("%updated#{i}"));
     }
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
 }
 
-fn elementwise(rule: UpdateRule, gradient: &str, updated: &[&str], t: &str) -> String {
+fn elementwise(rule: UpdateRule, inputs: &[&str], updated: &[&str], t: &str) -> String {
     let n = updated.len();
-    let list = |form: &dyn Fn(&str) -> String| updated.iter().map(|u| form(u)).collect::<Vec<_>>().join(", ");
+    let join =
+        |names: &[&str], form: &dyn Fn(&str) -> String| names.iter().map(|u| form(u)).collect::<Vec<_>>().join(", ");
+    let list = |form: &dyn Fn(&str) -> String| join(updated, form);
     format!(
-        "%updated:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = {iterators}}} ins({gradient} : {t}) outs({outs} : {types}) {{\n\
-         ^bb0(%g_el: f32, {args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({types})\n",
-        maps = vec![identity_map(1); n + 1].join(", "),
+        "%updated:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = {iterators}}} ins({ins} : {in_types}) outs({outs} : {types}) {{\n\
+         ^bb0({in_args}, {args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({types})\n",
+        maps = vec![identity_map(1); n + inputs.len()].join(", "),
+        ins = join(inputs, &|u| format!("%{u}")),
+        in_types = join(inputs, &|_| t.to_string()),
+        in_args = join(inputs, &|u| format!("%{u}_el: f32")),
         iterators = parallel(1),
         outs = list(&|u| format!("%{u}")),
         types = list(&|_| t.to_string()),
         args = list(&|u| format!("%{u}_el: f32")),
         body = update_body(rule),
-        yields = list(&|u| format!("%{u}_new")),
+        yields = list(&sink::new_value),
         elements = list(&|_| "f32".into()),
     )
 }
