@@ -165,6 +165,35 @@ fn sgd_asynchronously() {
     asynchronous("async_sgd");
 }
 
+/// PipeDream and PipeDream-2BW against the emulator, which keeps every version that a stage has had.
+fn by_policy(name: &str, schedule: &str, versions: [u64; 4], delays: [u64; 4]) {
+    let golden = Golden::read(name);
+    let project = Project::new(&golden.spec(schedule, 4));
+    let report: Value = serde_json::from_str(&project.output(&["check", "spec.pace", "--format", "json"])).unwrap();
+    let trained = project.train("spec.pace", 20, &[]);
+    golden.compare(&trained.losses);
+    for (s, proved) in report["stages"].as_array().unwrap().iter().enumerate() {
+        let seen = &trained.summary["stages"][s];
+        assert_eq!(proved["versions_live"], versions[s], "stage {s}");
+        assert_eq!((&seen["drift_max_seen"], &proved["drift"]["max"]), (&0.into(), &0.into()), "stage {s}");
+        assert_eq!((&seen["delay_max_seen"], &proved["delay"]["max"]), (&delays[s].into(), &delays[s].into()));
+        let allocated = &trained.summary["ranks"][s]["allocated_bytes"];
+        assert_eq!(allocated, &report["ranks"][s]["memory"]["total"]);
+    }
+}
+
+#[test]
+fn a_stash_equals_the_emulator() {
+    by_policy("stash_k1", "pipedream", [4, 3, 2, 1], [3, 2, 1, 0]);
+    by_policy("stash_k2", "pipedream", [3, 2, 2, 1], [2, 1, 1, 0]);
+}
+
+#[test]
+fn a_double_buffer_equals_the_emulator() {
+    by_policy("double_buffer_k3", "pipedream_2bw", [2; 4], [1; 4]);
+    by_policy("double_buffer_k4", "pipedream_2bw", [2; 4], [1; 4]);
+}
+
 /// An asynchronous run whose updates are corrected for their delay, with so many buffers of the optimizer's beside each weight.
 fn corrected(name: &str, states: u64) {
     let golden = Golden::read(name);

@@ -77,6 +77,24 @@ fn fused_and_unfused_updates_agree() {
     }
 }
 
+/// Out-of-place updates, fused and not; and what 2BW reads is fixed by the micro-batch, so neither cut nor drains change a bit.
+#[test]
+fn older_versions_have_the_same_bits_fused_unfused_and_cut_otherwise() {
+    let project = Project::new(SPEC);
+    let stash = ["pipeline.schedule=pipedream", "machine.ranks=4", "pipeline.accumulate=2"];
+    let first = losses(&project, &stash);
+    assert_eq!(losses(&project, &[&stash[..], &["pipeline.fuse=off"]].concat()), first);
+    assert_ne!(losses(&project, &[&["pipeline.schedule=async_1f1b"], &stash[1..]].concat()), first);
+    // One stage keeps one version: the update in place is that of a flush.
+    let alone = losses(&project, &["pipeline.schedule=pipedream"]);
+    assert_eq!(alone, losses(&project, &[]));
+    let double = losses(&project, &["pipeline.schedule=pipedream_2bw"]);
+    assert_ne!(double, alone);
+    for more in ["machine.ranks=4", "pipeline.boundary=every 5 updates", "pipeline.fuse=off"] {
+        assert_eq!(losses(&project, &["pipeline.schedule=pipedream_2bw", more]), double, "{more}");
+    }
+}
+
 /// 11 sequences of 101 tokens: the sum over tokens is longer than one K block.
 #[test]
 fn fused_and_unfused_updates_agree_over_several_panels() {

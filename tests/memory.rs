@@ -34,6 +34,40 @@ fn the_arena_has_the_size_that_check_prints() {
     }
 }
 
+/// Every policy, with one and with several micro-batches an update, fused and not, and two optimizers: the arena has the printed size, weights
+/// take their bytes for each version that is kept, and what the run counts is what was proved.
+#[test]
+fn versions_of_the_weights_are_counted_to_the_byte() {
+    let project = Project::new(SPEC);
+    let once: Vec<u64> = weights(&checked(&project, &[]));
+    for (schedule, accumulate, more, versions) in [
+        ("pipedream", 1, "pipeline.fuse=on", [3, 2, 1]),
+        ("pipedream", 2, "pipeline.fuse=off", [2, 2, 1]),
+        ("pipedream", 1, "optimizer=sgd { lr = 0.1 }", [3, 2, 1]),
+        ("pipedream_2bw", 2, "pipeline.fuse=on", [2, 2, 2]),
+        ("pipedream_2bw", 3, "pipeline.fuse=off", [2, 2, 2]),
+        ("pipedream_2bw", 2, "pipeline.boundary=every 2 updates", [2, 2, 2]),
+        ("pipedream", 1, "pipeline.boundary=every 2 updates", [3, 2, 1]),
+    ] {
+        let (k, s) = (format!("pipeline.accumulate={accumulate}"), format!("pipeline.schedule={schedule}"));
+        let sets = ["--set", &k, "--set", &s, "--set", more];
+        let report = checked(&project, &sets);
+        let wanted: Vec<u64> = once.iter().zip(versions).map(|(bytes, n)| bytes * n).collect();
+        assert_eq!(weights(&report), wanted, "{sets:?}");
+        let trained = project.train("spec.pace", 4, &sets);
+        for (i, rank) in report["ranks"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(trained.summary["ranks"][i]["allocated_bytes"], rank["memory"]["total"], "rank {i} {sets:?}");
+            let (seen, proved) = (&trained.summary["stages"][i], &report["stages"][i]);
+            assert_eq!(seen["drift_max_seen"], proved["drift"]["max"], "{sets:?}");
+            assert_eq!(seen["delay_max_seen"], proved["delay"]["max"], "{sets:?}");
+        }
+    }
+}
+
+fn weights(report: &Value) -> Vec<u64> {
+    report["ranks"].as_array().unwrap().iter().map(|r| r["memory"]["weights"].as_u64().unwrap()).collect()
+}
+
 #[test]
 fn one_micro_batch_an_update_needs_no_gradient_buffer() {
     let project = Project::new(SPEC);

@@ -4,7 +4,7 @@ use dsl::Set;
 use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Cond, Expr, PhaseKind, Update, Var};
 use dsl::spec::{
     Attention, Correction, Cost, Costs, Dtype, Layer, LayerCosts, LearningRate, Mlp, Norm, Optimizer, Partition,
-    Position, Recompute, Spec, Times, Variant,
+    Position, Recompute, Spec, Times, Variant, Weights,
 };
 
 const DESIGN: &str = "model gpt { layers = 8, width = 256, heads = 8, context = 128, vocab = 256 }
@@ -498,4 +498,50 @@ pipeline { schedule = one_f_one_b, microbatch = 1, accumulate = 8 }";
     assert_eq!(spec.model.expect("given").variant, Variant::reference(256, 8));
     let wider = load(text, &["model.mlp=gelu { hidden = 512 }"]);
     assert_eq!(wider.analysis_only().iter().map(|key| key.value).collect::<Vec<_>>(), ["mlp"]);
+}
+
+/// Which weights are read: as the spec says, else as the schedule is made for.
+#[test]
+fn weights_by_spec_and_by_schedule() {
+    let with = |schedule: &str, staleness: &str| {
+        let text =
+            format!("machine {{ ranks = 4 }}\npipeline {{ schedule = {schedule}, accumulate = 4 }}\n{staleness}");
+        let (spec, found) = dsl::load(&text, &[]);
+        (spec.map(|s| s.staleness.weights.value), found.iter().map(|d| d.code).collect::<Vec<_>>())
+    };
+    let none: [&str; 0] = [];
+    for (schedule, staleness, weights) in [
+        ("async_1f1b", "", Weights::Current),
+        ("async_1f1b", "staleness { weights = stash }", Weights::Stash),
+        ("async_1f1b", "staleness { weights = double_buffer, drift <= 0 }", Weights::DoubleBuffer),
+        ("pipedream", "", Weights::Stash),
+        ("pipedream", "staleness { delay <= 3 }", Weights::Stash),
+        ("pipedream", "staleness { weights = stash }", Weights::Stash),
+        ("pipedream_2bw", "", Weights::DoubleBuffer),
+        ("gpipe", "staleness { weights = current }", Weights::Current),
+    ] {
+        assert_eq!(with(schedule, staleness), (Some(weights), none.to_vec()), "{schedule} {staleness}");
+    }
+    assert_eq!(with("gpipe", "staleness { weights = stash }"), (Some(Weights::Stash), vec!["P0240"]));
+    for (schedule, weights) in [("pipedream", "current"), ("pipedream_2bw", "stash"), ("gpipe", "double_buffer")] {
+        let found = with(schedule, &format!("staleness {{ weights = {weights} }}"));
+        assert_eq!(found, (None, vec!["P0219"]), "{schedule} {weights}");
+    }
+}
+
+#[test]
+fn a_schedule_of_ones_own_says_its_weights() {
+    let text = "machine { ranks = 4 }
+pipeline { schedule = mine, accumulate = 4 }
+schedule mine {
+  place linear
+  backward whole
+  update local every accumulate
+  weights WORD
+  order { warmup P - 1 - s { F } repeat { F; B } drain { B } }
+}";
+    let spec = load(&text.replace("WORD", "stash"), &[]);
+    assert_eq!((spec.schedule.weights, spec.staleness.weights.value), (Some(Weights::Stash), Weights::Stash));
+    let (_, found) = dsl::load(&text.replace("WORD", "newest"), &[]);
+    assert_eq!(found.iter().map(|d| d.code).collect::<Vec<_>>(), ["P0212"]);
 }
