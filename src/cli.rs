@@ -60,6 +60,9 @@ pub struct SpecArgs {
     /// What `B` means in the table: new, the whole backward pass; old, the input gradient
     #[arg(long, value_enum, requires = "table")]
     pub dialect: Option<Dialect>,
+    /// Times by stage are those of all stages of a rank together, as for a search.
+    #[arg(skip)]
+    pub cost_of_ranks: bool,
 }
 
 impl SpecArgs {

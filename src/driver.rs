@@ -3,6 +3,7 @@
 use crate::cli::SpecArgs;
 use crate::failure::Failure;
 use crate::render::{self, Source};
+use crate::search;
 use crate::table;
 use artifact::optimizer::{Correction, UpdateRule};
 use artifact::program::{Memory, Optimizer};
@@ -37,6 +38,8 @@ pub struct Analysed {
     /// By rank; for a model or a device that is analysed only.
     pub estimate: Option<Vec<Memory>>,
     pub cpu: CpuClass,
+    /// What the spec's search found.
+    pub search: Option<plan::search::Found>,
 }
 
 impl Analysed {
@@ -77,7 +80,10 @@ pub fn read_text(file: &Path, kind: &str) -> Result<Source, Failure> {
 pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Vec<Diagnostic>), Failure> {
     let cpu = cpu_class(args.cpu.as_deref())?;
     let sets = sets(args);
-    let (spec, mut found) = dsl::load(&source.text, &sets);
+    let (mut spec, mut found) = dsl::load(&source.text, &sets);
+    if let Some(spec) = &mut spec {
+        spec.machine.cost_of_ranks |= args.cost_of_ranks;
+    }
     let profile = match &spec {
         Some(spec) => profile(spec, &args.file)?,
         None => None,
@@ -106,6 +112,9 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
 }
 
 fn passes(mut spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+    if let Some(search) = spec.pipeline.search.clone() {
+        return search::analyse(spec, &search, profile, cpu, found);
+    }
     let mut shape = Shape::of(&spec);
     let mut sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
     // What a faulty spec lacks for this is reported below.
@@ -120,7 +129,7 @@ fn passes(mut spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<
 }
 
 /// The costs of the program's stages, and their layers where there is a model.
-fn costs_of(
+pub fn costs_of(
     spec: &Spec,
     profile: Option<&str>,
     program: &Program,
@@ -132,6 +141,20 @@ fn costs_of(
         None => None,
     };
     Some((costs(spec, &times, layers.as_deref(), program.rank_of_stage.len()), layers))
+}
+
+/// Bytes of each rank under a sound program; none without a model that can be cut so.
+pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, cpu: CpuClass) -> Option<Vec<u64>> {
+    let layers = costs_of(spec, profile, program, &mut Vec::new())?.1?;
+    let model = spec.model.as_ref()?;
+    let memory = match estimated(spec) {
+        Some(shape) => {
+            let copies = vec![1; layers.len()];
+            estimate_memory(spec, model, shape, &layers, program, &copies, &mut Vec::new())?
+        }
+        None => build(spec, model, &layers, program, cpu, &mut Vec::new()).memory,
+    };
+    Some(memory.iter().map(|m| m.total).collect())
 }
 
 /// The passes after the schedule was expanded and proved, for `shape`: the program has the ranks and `accumulate` of `spec`;
@@ -150,11 +173,14 @@ pub fn analyse_program(
     let (mut planned, mut estimate) = (None, None);
     if let (Some(model), Some(layers)) = (&spec.model, &layers) {
         match estimated(&spec) {
-            Some(shape) => estimate = estimate_memory(&spec, model, shape, layers, &program, &facts, found),
+            Some(shape) => {
+                let copies: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
+                estimate = estimate_memory(&spec, model, shape, layers, &program, &copies, found);
+            }
             None => planned = Some(build(&spec, model, layers, &program, cpu, found)),
         }
     }
-    Some(Analysed { layers, costs, program, facts, build: planned, estimate, cpu, spec })
+    Some(Analysed { layers, costs, program, facts, build: planned, estimate, cpu, search: None, spec })
 }
 
 /// The spec's times, its profile read.
@@ -195,13 +221,18 @@ fn times(spec: &Spec, profile: Option<&str>, program: &Program) -> Result<SpecTi
         Cost::Layers(costs) => SpecTimes::Layers(costs.clone()),
         Cost::Profile(name) => {
             let blocks = spec.model.as_ref().map(|m| m.layers.value);
-            let read = model::profile::parse(profile.unwrap_or_default(), program.rank_of_stage.len(), blocks);
+            let read = model::profile::parse(profile.unwrap_or_default(), timed_stages(spec, program), blocks);
             match read.map_err(|e| Box::new(e.diagnostic(name, &cost.span)))? {
                 Profile::Stages(costs) => SpecTimes::Stages(costs),
                 Profile::Layers(costs) => SpecTimes::Layers(costs),
             }
         }
     })
+}
+
+/// Stages that times are given for.
+fn timed_stages(spec: &Spec, program: &Program) -> usize {
+    if spec.machine.cost_of_ranks { spec.machine.ranks.value as usize } else { program.rank_of_stage.len() }
 }
 
 fn partition(
@@ -234,6 +265,9 @@ fn partition(
 /// The spec's own costs, or estimates from the model's work, or one microsecond for F, I and W each.
 fn costs(spec: &Spec, times: &SpecTimes, layers: Option<&[Vec<Layer>]>, stages: usize) -> Costs {
     match (times, &spec.model, layers) {
+        (SpecTimes::Stages(costs), _, _) if spec.machine.cost_of_ranks => {
+            Costs::of_spec(costs, spec.machine.ranks.value as usize).shared_out(stages)
+        }
         (SpecTimes::Stages(costs), _, _) => Costs::of_spec(costs, stages),
         (SpecTimes::Layers(costs), _, Some(layers)) => Costs::of_spec(&costs.stages(layers), stages),
         (SpecTimes::None, Some(model), Some(layers)) => {
@@ -272,20 +306,19 @@ fn estimate_memory(
     shape: estimate::Shape,
     layers: &[Vec<Layer>],
     program: &Program,
-    facts: &Facts,
+    versions: &[u32],
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Memory>> {
-    let versions: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
     let states = rule(spec).states().len();
     let fuse = spec.pipeline.fuse.value;
-    let input = estimate::Input { shape, partition: layers, program, fuse, states, versions: &versions };
+    let input = estimate::Input { shape, partition: layers, program, fuse, states, versions };
     let memory = (versions.len() == layers.len()).then(|| estimate::memory(&input))?;
     found.extend(estimate::check_memory(&input, &memory, &bounds(spec), &model.span));
     Some(memory)
 }
 
 /// The memory of a machine that is not here is its device's, unless the spec leaves less of it.
-fn bounds(spec: &Spec) -> Bounds {
+pub fn bounds(spec: &Spec) -> Bounds {
     let device = |device: &Device| Limits::new(vec![At { value: device.memory_bytes, span: device.span.clone() }]);
     let machine = spec.machine.memory.clone();
     Bounds {

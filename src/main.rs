@@ -12,6 +12,7 @@ mod output;
 mod picture;
 mod render;
 mod report;
+mod search;
 mod table;
 
 use clap::Parser;

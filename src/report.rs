@@ -35,6 +35,9 @@ pub fn text(source: &Source, analysed: &Analysed) -> String {
         "{}: {} on {} ranks, {} micro-batches an update",
         source.name, spec.schedule.name, spec.machine.ranks.value, spec.pipeline.accumulate.value
     );
+    if let Some(found) = &analysed.search {
+        out.push_str(&crate::search::text(found));
+    }
     out.push('\n');
     ranks_table(&mut out, analysed);
     if let Some(memory) = analysed.memory() {
@@ -159,6 +162,7 @@ struct Json<'a> {
     /// Keys of the spec that can be analysed only; memory is estimated if there are any.
     analysis_only: Vec<&'static str>,
     latency: Option<Latency>,
+    search: Option<crate::search::Json>,
 }
 
 #[derive(Serialize)]
@@ -233,6 +237,7 @@ pub fn json(
         proofs: facts.map_or_else(Vec::new, |f| f.proofs.iter().map(json_proof).collect()),
         analysis_only: analysed.map_or_else(Vec::new, |a| a.spec.analysis_only().iter().map(|k| k.value).collect()),
         latency,
+        search: analysed.and_then(|a| a.search.as_ref()).map(crate::search::Json::new),
     };
     serde_json::to_string_pretty(&report).expect("the report has string keys and finite numbers")
 }

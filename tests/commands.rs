@@ -267,3 +267,60 @@ fn what_latency_costs_and_what_covering_it_would() {
     assert_eq!(json["latency"]["uncovered_figures"]["drift_max"], 1);
     assert_eq!(json["latency"]["exceeded"][0], "P0311");
 }
+
+const TIMED: &str = "machine { ranks = 4, cost { F = 10 ms, I = 9 ms, W = 5 ms, hop = 500 us } }\n\
+                     pipeline { schedule = search(memory <= 1x), accumulate = 8 }\n";
+
+#[test]
+fn a_search_is_reported_with_what_it_was_held_against() {
+    let project = Project::new(TIMED);
+    insta::assert_snapshot!(project.output(&["check", "spec.pace"]));
+    let json = project.output(&["check", "spec.pace", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let found = json["search"]["bubble"].as_f64().unwrap();
+    assert!((found - json["ranks"][0]["bubble"].as_f64().unwrap()).abs() < 1e-12);
+    let fits = json["search"]["library"].as_array().unwrap().iter().filter_map(|row| row["bubble"].as_f64());
+    assert!(fits.clone().count() > 3 && fits.fold(1.0, f64::min) >= found);
+}
+
+/// The same order as a table gives the same figures.
+#[test]
+fn an_order_that_was_found_is_exported_and_drawn() {
+    let project = Project::new(&TIMED.replace("1x", "1x, place = linear"));
+    std::fs::write(project.path("order.csv"), project.output(&["export", "spec.pace", "--csv"])).unwrap();
+    let json = |args: &[&str]| {
+        let text = project.output(&[&["check", "spec.pace", "--format", "json"], args].concat());
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["ranks"].clone()
+    };
+    assert_eq!(json(&[]), json(&["--table", "order.csv"]));
+    project.output(&["timeline", "spec.pace", "-o", "t.svg"]);
+    assert!(project.output(&["plan", "spec.pace"]).contains("W"));
+}
+
+#[test]
+fn a_search_is_compared_within_its_limits() {
+    let project = Project::new(&TIMED.replace("1x", "1x, place = linear"));
+    insta::assert_snapshot!(project.output(&["compare", "spec.pace"]));
+}
+
+#[test]
+fn limits_of_a_search_that_nothing_keeps_are_refused() {
+    let bytes = SPEC.replace("one_f_one_b", "search(memory <= 64 KiB)");
+    insta::assert_snapshot!([refusal(&TIMED.replace("1x", "0.1x")), refusal(&bytes)].join("\n"));
+}
+
+#[test]
+fn a_search_keeps_within_the_bytes_of_its_model() {
+    let spec = |schedule: &str| SPEC.replace("one_f_one_b", schedule).replace("accumulate = 2", "accumulate = 8");
+    let total = |spec: &str| {
+        let project = Project::new(spec);
+        let json = project.output(&["check", "spec.pace", "--cpu", "x86-64-v3", "--format", "json"]);
+        let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+        let ranks = json["ranks"].as_array().unwrap().iter();
+        ranks.map(|rank| rank["memory"]["total"].as_u64().unwrap()).max().unwrap()
+    };
+    let most = total(&spec("zb_h1"));
+    for limit in [most, most - 1000] {
+        assert!(total(&spec(&format!("search(memory <= {limit} B)"))) <= limit);
+    }
+}

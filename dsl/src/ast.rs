@@ -107,6 +107,8 @@ pub struct Number {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Argument {
     pub name: Option<Name>,
+    /// [`Relation::Beside`] where there is no name.
+    pub relation: Relation,
     pub value: Value,
 }
 

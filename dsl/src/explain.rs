@@ -18,7 +18,7 @@ const PAGES: &[(&str, &str)] = pages![
     // Corrections.
     P0225
     // Schedule blocks.
-    P0231 P0232 P0233 P0234 P0235
+    P0231 P0232 P0233 P0234 P0235 P0236
     // Without effect.
     P0240
     // The command line.
@@ -49,6 +49,8 @@ const PAGES: &[(&str, &str)] = pages![
     P0412
     P0420
     P0421
+    // Searches.
+    P0501
     // Tables of actions: one code a line.
     P0601
     P0602

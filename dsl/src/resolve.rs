@@ -15,6 +15,7 @@ mod partition;
 mod pipeline;
 mod rate;
 mod schedule;
+mod search;
 mod section;
 mod set;
 mod values;
@@ -27,7 +28,7 @@ pub use set::{Set, with_sets};
 use crate::ast::{Block, Entry, File, Item};
 use crate::diag::Diagnostic;
 use crate::schedule::Schedule;
-use crate::spec::Spec;
+use crate::spec::{Machine, Spec};
 use crate::suggest::nearest;
 
 /// Largest number of ranks.
@@ -96,6 +97,8 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let outer = pipeline::Outer {
         model: model.as_ref().map(Option::as_ref),
         ranks: machine.as_ref().map(|m| &m.ranks),
+        // A machine with errors may have had some.
+        costs: machine.as_ref().is_none_or(|m| m.cost.is_some()),
         chunks,
         schedules: &items.schedules,
         broken: &items.broken,
@@ -116,7 +119,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
             Some(found) => Some(found?),
             None => None,
         },
-        machine: machine?,
+        machine: Machine { cost_of_ranks: pipeline.search.is_some(), ..machine? },
         pipeline,
         staleness: staleness?,
         optimizer,

@@ -94,6 +94,8 @@ pub struct Machine {
     /// Memory of one rank, bytes.
     pub memory: Option<Limits>,
     pub cost: Option<At<Cost>>,
+    /// Times by stage are those of all stages of a rank together: each takes its part.
+    pub cost_of_ranks: bool,
 }
 
 /// Where the times of F, I and W come from.
@@ -174,6 +176,24 @@ pub struct Pipeline {
     /// `fuse = off` keeps the update out of the weight-gradient kernels (default: fused).
     pub fuse: At<bool>,
     pub cover_latency: At<Cover>,
+    /// Limits within which the schedule is searched; `schedule` then only stands for the one that is found.
+    pub search: Option<Search>,
+}
+
+/// `schedule = search(memory <= 2x, drift <= 1)`
+#[derive(Clone, Debug, PartialEq)]
+pub struct Search {
+    /// Most that a rank keeps, in thousandths of what 1F1B's first rank does: of P micro-batches.
+    pub times_milli: Option<At<u64>>,
+    /// Most micro-batches that a rank keeps.
+    pub in_flight: Option<At<u32>>,
+    /// Bytes a rank.
+    pub memory: Option<Limits>,
+    pub drift: Option<At<u64>>,
+    pub delay: Option<At<u64>>,
+    /// Where stages lie; none: as is best.
+    pub place: Option<At<crate::schedule::Place>>,
+    pub span: Span,
 }
 
 /// How much of the latency between ranks an asynchronous schedule covers with more micro-batches in flight.

@@ -385,3 +385,45 @@ fn latency_that_can_not_be_covered() {
     assert_eq!(codes(&with("cover_latency = none")), [""; 0]);
     assert_eq!(codes(&with("cover_latency = full").replace("gpipe", "async_1f1b")), [""; 0]);
 }
+
+#[test]
+fn searches_with_faults() {
+    let limits = [
+        "memory = 2x",
+        "memory < 2x",
+        "memory <= 2",
+        "memory <= 0x",
+        "memory <= 2y",
+        "memory <= 40 GiB, memory <= 1x",
+        "memry <= 2x",
+        "speed <= 3",
+        "2x",
+        "in_flight <= 0",
+        "drift <= 1.5",
+        "place <= linear",
+        "place = loop",
+        "place = ring",
+    ];
+    let cases = limits.map(|limits| {
+        let text = with("fuse = on").replace("schedule = gpipe", &format!("schedule = search({limits})"));
+        let (text, found) = (text.lines().last().unwrap_or_default().to_owned(), dsl::load(&text, &[]).1);
+        let found: Vec<String> = found
+            .iter()
+            .map(|d| format!("{} {} -> {}", d.code, d.message, d.help.clone().unwrap_or_default()))
+            .collect();
+        format!("{}\n  {}", &text[11..text.find(", microbatch").unwrap_or(text.len())], found.join("\n  "))
+    });
+    insta::assert_snapshot!(cases.join("\n"));
+    let alone = "machine { ranks = 4 }\npipeline { schedule = SEARCH, accumulate = 8 }\n";
+    let timed = alone.replace("4 }", "4, cost { F = 1 ms, B = 2 ms } }");
+    for (text, search, expected) in [
+        (alone, "search(memory <= 2x)", &["P0236"][..]),
+        (&timed, "search(memory <= 1 GiB)", &["P0236"]),
+        (&timed, "search", &["P0212"]),
+        (&timed, "search { memory <= 2x }", &["P0212"]),
+        (&timed, "search(memory <= 1.5x, in_flight <= 4, drift <= 1, delay <= 2, place = wave)", &[]),
+    ] {
+        assert_eq!(codes(&text.replace("SEARCH", search)), expected, "{search}");
+    }
+    assert_eq!(codes(&with("fuse = on").replace("gpipe", "search(memory <= 1 GiB)")), [""; 0]);
+}

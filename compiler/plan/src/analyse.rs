@@ -219,7 +219,7 @@ fn ranks(findings: &Findings) -> Vec<RankFacts> {
 
 /// Most micro-batches between the start of F and the end of B (W) at once. The period begins as many as it ends, so its
 /// first repetition shows the maximum; runs that end have no more.
-fn in_flight(stream: &Stream) -> u32 {
+pub(crate) fn in_flight(stream: &Stream) -> u32 {
     let (mut now, mut most) = (0u32, 0);
     for i in stream.prologue.iter().chain(&stream.period) {
         match i.op {

@@ -20,7 +20,7 @@ use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Proved, Violation, prove};
 use dsl::diag::Diagnostic;
-use dsl::schedule::{Action, Schedule, Update};
+use dsl::schedule::{Action, Place, Schedule, Update};
 
 /// Expands `schedule` for `shape.ranks` ranks and proves the streams ([`artifact::verify`]).
 ///
@@ -66,8 +66,13 @@ fn sound(schedule: &Schedule, shape: &Shape, program: Program) -> Result<(Progra
 /// What is wrong with the order of a rank.
 pub fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic> {
     let lines = lines(schedule, shape)?;
-    let stages = shape.ranks * schedule.place.chunks(shape.chunks);
-    let rank_of_stage = (0..stages).map(|s| RankId(schedule.place.home(s, shape.ranks).0)).collect();
+    Ok(assemble(&lines, schedule.place, shape))
+}
+
+/// The streams of what ranks compute, not yet verified.
+pub(crate) fn assemble(lines: &[Line], place: Place, shape: &Shape) -> Program {
+    let stages = shape.ranks * place.chunks(shape.chunks);
+    let rank_of_stage = (0..stages).map(|s| RankId(place.home(s, shape.ranks).0)).collect();
     let mut program = Program {
         streams: Vec::new(),
         rank_of_stage,
@@ -75,13 +80,13 @@ pub fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic
         accumulate: shape.accumulate,
         policy: shape.policy,
     };
-    program.rings = (0..stages).map(|s| rings(&program, &lines, s, shape)).collect();
-    program.streams = match schedule.update {
-        Update::Flush => flushes(&mut program, &lines),
-        Update::Local => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
+    program.rings = (0..stages).map(|s| rings(&program, lines, s, shape)).collect();
+    program.streams = match lines.iter().all(|line| line.flush) {
+        true => flushes(&mut program, lines),
+        false => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
     };
     policy::keep(&mut program, shape.policy);
-    Ok(program)
+    program
 }
 
 /// The streams of ranks that begin and end by themselves, transfers placed; receive rings are enlarged where need be.

@@ -20,6 +20,7 @@ mod line;
 mod order;
 mod policy;
 mod posts;
+pub mod search;
 pub mod steady;
 pub mod table;
 pub mod time;

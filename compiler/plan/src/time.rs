@@ -53,6 +53,23 @@ impl Costs {
         Costs { stages: (0..stages).map(stage).collect(), hop_ns: costs.hop_ns }
     }
 
+    /// Each stage cut into equal parts, so that there are `stages`, a multiple of what there are.
+    pub fn shared_out(&self, stages: usize) -> Self {
+        let parts = (stages / self.stages.len().max(1)).max(1) as u64;
+        // Rounded so that the parts add up.
+        let part = |ns: u64, j: u64| (ns * (j + 1) / parts - ns * j / parts).max(1);
+        let cut = |s: &StageCosts| {
+            let s = *s;
+            (0..parts).map(move |j| StageCosts {
+                f_ns: part(s.f_ns, j),
+                i_ns: part(s.i_ns, j),
+                w_ns: part(s.w_ns, j),
+                u_ns: s.u_ns / parts,
+            })
+        };
+        Costs { stages: self.stages.iter().flat_map(cut).collect(), hop_ns: self.hop_ns }
+    }
+
     /// What an instruction of `stage` takes.
     pub fn of(&self, op: Op, stage: StageId) -> u64 {
         let Some(costs) = self.stages.get(stage.index()) else { return 0 };

@@ -205,9 +205,9 @@ fn apart(item: &Item, at: usize, before: &Node) -> bool {
             },
         },
         (Node::Leaf { kind: Kind::Word, .. }, Node::Group(group)) if group.open == "(" => opener(before),
-        // `0F1`, but `128 MiB`.
+        // `0F1` and `2x`, but `128 MiB`.
         (Node::Leaf { kind: Kind::Number, .. }, Node::Leaf { kind: Kind::Word, text, glued }) => {
-            !(*glued && text.bytes().any(|b| !b.is_ascii_alphabetic()))
+            !(text == "x" || *glued && text.bytes().any(|b| !b.is_ascii_alphabetic()))
         }
         _ => true,
     }

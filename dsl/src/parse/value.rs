@@ -126,7 +126,7 @@ pub fn to_failure(error: nom::Err<Fault>) -> nom::Err<Fault> {
     }
 }
 
-/// `cosine(1e-3, warmup = 20)`
+/// `cosine(1e-3, warmup = 20)`, `search(memory <= 2x)`
 fn call(input: Input<'_>) -> Parsed<'_, ValueKind> {
     let (rest, name) = name(input)?;
     let (rest, arguments) = sequence("(", ")", argument)(rest)?;
@@ -135,11 +135,12 @@ fn call(input: Input<'_>) -> Parsed<'_, ValueKind> {
 
 fn argument(input: Input<'_>) -> Parsed<'_, Argument> {
     match input {
-        [word, sign, ..] if word.kind == Kind::Word && sign.kind == Kind::Assign => {
-            let (rest, value) = value(&input[2..])?;
-            Ok((rest, Argument { name: Some(name_of(word)), value }))
+        [word, sign, ..] if word.kind == Kind::Word && matches!(sign.kind, Kind::Assign | Kind::Compare) => {
+            let (rest, relation) = relation(&input[1..])?;
+            let (rest, value) = value(rest)?;
+            Ok((rest, Argument { name: Some(name_of(word)), relation, value }))
         }
-        _ => value.map(|value| Argument { name: None, value }).parse(input),
+        _ => value.map(|value| Argument { name: None, relation: Relation::Beside, value }).parse(input),
     }
 }
 

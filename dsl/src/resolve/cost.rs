@@ -56,7 +56,7 @@ pub(super) fn cost(
 
 fn profile(cx: &mut Context, span: &Span, arguments: &[Argument]) -> Option<Cost> {
     match arguments {
-        [Argument { name: None, value: Value { kind: ValueKind::Text(path), .. } }] if !path.is_empty() => {
+        [Argument { name: None, value: Value { kind: ValueKind::Text(path), .. }, .. }] if !path.is_empty() => {
             Some(Cost::Profile(path.clone()))
         }
         _ => {

@@ -103,7 +103,7 @@ pub(super) fn machine(cx: &mut Context, block: &Block, model: Option<Option<&Mod
     let memory = section.value(cx, "memory").map(|v| cx.limits(v, "memory", ranks.as_ref()));
     let cost = section.find("cost").map(|entry| cost::cost(cx, entry, ranks.as_ref(), chunks, model));
     let device = given(device)?.flatten();
-    Some(Machine { ranks: ranks?, device, memory: given(memory)?, cost: given(cost)? })
+    Some(Machine { ranks: ranks?, device, memory: given(memory)?, cost: given(cost)?, cost_of_ranks: false })
 }
 
 /// None if the value was given and is wrong.

@@ -2,7 +2,7 @@
 
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, partition, weights};
+use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, partition, search, weights};
 use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
 use crate::schedule::{Chunks, Place, Schedule};
@@ -42,6 +42,8 @@ pub(super) struct Outer<'a> {
     /// None: no model; `Some(None)`: one with errors.
     pub model: Option<Option<&'a Model>>,
     pub ranks: Option<&'a At<u32>>,
+    /// Whether the machine has costs.
+    pub costs: bool,
     /// Stages a rank, by [`chunks`].
     pub chunks: u32,
     /// Of the file.
@@ -68,7 +70,13 @@ const CHUNKS_DEFAULT: u32 = 2;
 
 pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Option<(Pipeline, Schedule)> {
     let section = Section::new(cx, "pipeline", &block.keyword.span, &block.body, &PIPELINE);
-    let schedule = section.need(cx, "schedule", "schedule = one_f_one_b").and_then(|v| find_schedule(cx, v, outer));
+    let schedule = section.need(cx, "schedule", "schedule = one_f_one_b");
+    let searched = schedule.filter(|v| search::is_search(v));
+    let search = searched.map(|v| search::search(cx, v, outer));
+    let schedule = match &search {
+        Some(search) => search.as_ref().map(search::stand_in),
+        None => schedule.and_then(|v| find_schedule(cx, v, outer)),
+    };
     let (microbatch, accumulate) = batch::sizes(cx, &section, outer.model.is_some());
     if let (Some(ranks), Some(accumulate)) = (outer.ranks, &accumulate) {
         grid(cx, ranks, outer.chunks, accumulate);
@@ -79,17 +87,29 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
-    let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
+    let named = schedule.as_ref().filter(|_| search.is_none()).map(|(_, schedule)| schedule);
+    let cover_latency = cover::cover_latency(cx, &section, named);
     let (name, schedule) = schedule?;
-    if let Some(entry) = section.find("chunks").filter(|_| schedule.place != Place::Loop(Chunks::Given)) {
+    if let Some(entry) =
+        section.find("chunks").filter(|_| search.is_none() && schedule.place != Place::Loop(Chunks::Given))
+    {
         let message = format!("`{}` has its own number of stages a rank", name.value);
         let found = Diagnostic::lint("P0240", entry.key.span.clone(), message).here("never used");
         cx.report(found.help("remove it, or choose a schedule with `place loop(v)`, such as interleaved_1f1b"));
     }
     let (partition, microbatch, accumulate) = (partition?, microbatch?, accumulate?);
     let (boundary, cover_latency) = (given(boundary)?, cover_latency?);
-    let pipeline =
-        Pipeline { partition, schedule: name, microbatch, accumulate, chunks, boundary, fuse, cover_latency };
+    let pipeline = Pipeline {
+        partition,
+        schedule: name,
+        microbatch,
+        accumulate,
+        chunks,
+        boundary,
+        fuse,
+        cover_latency,
+        search: search.flatten(),
+    };
     Some((pipeline, schedule))
 }
 

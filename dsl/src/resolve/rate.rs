@@ -1,7 +1,7 @@
 //! `lr = cosine(1e-3, warmup = 20, total = 400)`
 
 use super::{Context, not_yet};
-use crate::ast::{Argument, Name, Value, ValueKind};
+use crate::ast::{Argument, Name, Relation, Value, ValueKind};
 use crate::diag::{Diagnostic, Span};
 use crate::spec::{At, LearningRate};
 use crate::suggest::{either, nearest};
@@ -135,6 +135,9 @@ fn bind<'a, const N: usize>(
             unknown |= argument.name.is_some();
             continue;
         };
+        if let Relation::Compare(_) = argument.relation {
+            fault(span, format!("`{}` of `{}` is given with `=`", parameters[at], call.text), "write `=`".into());
+        }
         if bound[at].replace(&argument.value).is_some() {
             let message = format!("`{}` of `{}` is given twice", parameters[at], call.text);
             fault(span, message, "keep one of them".into());
