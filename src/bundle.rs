@@ -5,7 +5,8 @@ use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::Source;
 use artifact::bundle::Bundle;
-use artifact::program::{DataShape, LearningRate, Manifest, Proved};
+use artifact::program::{DataShape, Group, LearningRate, Manifest, Proved};
+use dsl::spec::{At, Optimizer, Spec};
 use indicatif::{ProgressBar, ProgressStyle};
 
 /// Compiles all kernels and assembles the bundle of a [`manifest`].
@@ -41,8 +42,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             context: model.context.value,
             vocab: model.vocab.value,
         },
-        optimizer: driver::optimizer(spec.optimizer.value),
-        learning_rate: learning_rate(spec.learning_rate.value),
+        groups: groups(spec),
         correction: spec.staleness.correction.as_ref().map(|c| driver::correction(c.value, &facts.stages)),
         boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
         program: analysed.program.clone(),
@@ -55,6 +55,16 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             bubble: facts.ranks.iter().map(|r| r.bubble).collect(),
         },
     }
+}
+
+/// In the order of the model's rules: the spec's groups, then the rest.
+fn groups(spec: &Spec) -> Vec<Group> {
+    let own = spec.groups.iter().map(|g| (&g.optimizer, &g.learning_rate));
+    let group = |(o, lr): (&At<Optimizer>, &At<dsl::spec::LearningRate>)| Group {
+        optimizer: driver::optimizer(o.value),
+        learning_rate: learning_rate(lr.value),
+    };
+    own.chain([(&spec.optimizer, &spec.learning_rate)]).map(group).collect()
 }
 
 fn learning_rate(lr: dsl::spec::LearningRate) -> LearningRate {

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::render::{self, Source};
 use crate::search;
 use crate::table;
-use artifact::optimizer::{Correction, UpdateRule};
+use artifact::optimizer::Correction;
 use artifact::program::{Memory, Optimizer};
 use artifact::stream::Program;
 use artifact::verify::Proved;
@@ -17,6 +17,7 @@ use model::dims::Dims;
 use model::estimate;
 use model::limits::Bounds;
 use model::profile::Profile;
+use model::rules::Rules;
 use model::target::CpuClass;
 use plan::Shape;
 use plan::Subject;
@@ -286,14 +287,10 @@ fn build(
     cpu: CpuClass,
     found: &mut Vec<Diagnostic>,
 ) -> Build {
-    let input = Input {
-        dims: Dims::new(model, spec.pipeline.microbatch.value),
-        partition: layers,
-        fuse: spec.pipeline.fuse.value,
-        rule: rule(spec),
-        program,
-        cpu,
-    };
+    let dims = Dims::new(model, spec.pipeline.microbatch.value);
+    let rules = rules(spec);
+    found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
+    let input = Input { dims, partition: layers, fuse: spec.pipeline.fuse.value, rules: &rules, program, cpu };
     let build = model::build::build(&input);
     found.extend(model::limits::check_memory(&input, &build, &bounds(spec), &model.span));
     build
@@ -309,7 +306,7 @@ fn estimate_memory(
     versions: &[u32],
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Memory>> {
-    let states = rule(spec).states().len();
+    let states = rules(spec).states();
     let fuse = spec.pipeline.fuse.value;
     let input = estimate::Input { shape, partition: layers, program, fuse, states, versions };
     let memory = (versions.len() == layers.len()).then(|| estimate::memory(&input))?;
@@ -352,11 +349,10 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
     Ok((source, analysed))
 }
 
-/// The rule of the spec's updates.
-pub fn rule(spec: &Spec) -> UpdateRule {
-    let kind = optimizer(spec.optimizer.value).kind();
-    let asked = spec.staleness.correction.as_ref();
-    UpdateRule { correction: asked.and_then(|c| correction(c.value, &[]).kind(kind)), ..UpdateRule::plain(kind) }
+/// The rules of the spec's updates.
+pub fn rules(spec: &Spec) -> Rules {
+    let asked = spec.staleness.correction.as_ref().map(|c| correction(c.value, &[]));
+    Rules::of_spec(spec, asked.as_ref())
 }
 
 /// The correction as a bundle has it, for stages of which these facts are known. Refused plans have none that it needs.
@@ -394,6 +390,9 @@ pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
             Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay }
         }
         Spec::Adan { beta1, beta2, beta3, eps, decay } => Optimizer::Adan { beta1, beta2, beta3, eps, decay },
+        Spec::Muon { momentum, decay, .. } => Optimizer::Muon { momentum, decay },
+        Spec::NorMuon { momentum, beta2, decay } => Optimizer::NorMuon { momentum, beta2, decay },
+        Spec::Mars { beta1, beta2, eps, gamma, decay } => Optimizer::Mars { beta1, beta2, eps, gamma, decay },
     }
 }
 

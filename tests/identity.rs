@@ -137,6 +137,26 @@ fn evaluation_changes_no_bit() {
     }
 }
 
+/// Updates that are several kernel calls. Clipping per stage is left out: other stages have other norms.
+#[test]
+fn updates_of_many_calls_agree_on_one_and_four_ranks() {
+    let project = Project::new(SPEC);
+    let mut seen = Vec::new();
+    for optimizer in [
+        "muon { lr = 1e-2, group \"block.*.attn.*\" = lion { lr = 1e-3 } }",
+        "normuon { lr = 1e-2, clip = per_tensor(0.01) }",
+        "mars",
+    ] {
+        let optimizer = format!("optimizer={optimizer}");
+        let with = |more: &[&str]| losses(&project, &[&["pipeline.schedule=one_f_one_b", &optimizer], more].concat());
+        let one = with(&[]);
+        assert_eq!(with(&["machine.ranks=4", "pipeline.schedule=zb_h1"]), one, "{optimizer}");
+        assert!(one.last() < one.first(), "{optimizer} does not train");
+        assert!(!seen.contains(&one), "{optimizer} trains like another optimizer");
+        seen.push(one);
+    }
+}
+
 /// The element-wise optimizers: the same bits on one rank, and on four with the update unfused.
 #[test]
 fn every_optimizer_agrees_on_one_and_four_ranks_and_unfused() {

@@ -64,6 +64,25 @@ fn versions_of_the_weights_are_counted_to_the_byte() {
     }
 }
 
+/// Optimizers whose updates have temporaries, states of other sizes, and norms over a stage.
+#[test]
+fn updates_of_many_calls_stay_in_the_arena() {
+    let project = Project::new(SPEC);
+    for optimizer in [
+        "muon { clip = per_stage(1) }",
+        "normuon { clip = per_tensor(0.5), group \"*.mlp.*.weight\" = mars, group head = lion }",
+    ] {
+        let optimizer = format!("optimizer={optimizer}");
+        let sets = ["--set", &optimizer];
+        let report = checked(&project, &sets);
+        let trained = project.train("spec.pace", 4, &sets);
+        for (rank, computed) in report["ranks"].as_array().unwrap().iter().enumerate() {
+            let total = computed["memory"]["total"].as_u64();
+            assert_eq!(trained.summary["ranks"][rank]["allocated_bytes"].as_u64(), total, "rank {rank} {optimizer}");
+        }
+    }
+}
+
 fn weights(report: &Value) -> Vec<u64> {
     report["ranks"].as_array().unwrap().iter().map(|r| r["memory"]["weights"].as_u64().unwrap()).collect()
 }

@@ -49,10 +49,12 @@ pub struct Body {
     pub broken: bool,
 }
 
-/// `key = value`, `key <= value`, `key { … }`, `key every 4 updates`.
+/// `key = value`, `key <= value`, `key { … }`, `key every 4 updates`, `group SELECTOR = value`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub key: Name,
+    /// What stands between `group` and the sign.
+    pub selector: Option<Value>,
     pub relation: Relation,
     pub value: Value,
 }

@@ -49,6 +49,8 @@ const PAGES: &[(&str, &str)] = pages![
     P0412
     P0420
     P0421
+    P0430
+    P0431
     // Searches.
     P0501
     // Tables of actions: one code a line.

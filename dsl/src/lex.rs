@@ -27,7 +27,7 @@ pub enum Kind {
     Percent,
     /// `..`
     Dots,
-    /// `"…"`, only where `profile(` stands before it.
+    /// `"…"`, only where `profile(` or `group` stands before it.
     Text,
     Unknown,
     End,
@@ -61,7 +61,7 @@ pub fn lex(text: &str) -> (Vec<Token<'_>>, Vec<Diagnostic>) {
             return (tokens, found);
         };
         let span = start..text.len() - next.len();
-        if kind == Kind::Unknown && is_path(&tokens, &text[span.clone()]) {
+        if kind == Kind::Unknown && is_text(&tokens, &text[span.clone()]) {
             kind = Kind::Text;
         }
         let token = Token { kind, text: &text[span.clone()], span, starts_line };
@@ -82,10 +82,17 @@ pub fn lex(text: &str) -> (Vec<Token<'_>>, Vec<Diagnostic>) {
     }
 }
 
-/// Whether this is the name of a file: everything else is written without quotes.
-fn is_path(before: &[Token<'_>], text: &str) -> bool {
+/// Whether this is the name of a file, or a pattern of parameters: everything else is written without quotes.
+fn is_text(before: &[Token<'_>], text: &str) -> bool {
     let quoted = text.len() >= 2 && text.starts_with('"') && text.ends_with('"');
-    quoted && matches!(before, [.., call, open] if call.text == "profile" && open.text == "(")
+    let path = matches!(before, [.., call, open] if call.text == "profile" && open.text == "(");
+    // `group "a"`, `group [a, "b"`
+    let items = before.iter().rev().take_while(|t| matches!(t.kind, Kind::Word | Kind::Text | Kind::Comma)).count();
+    let group = match before {
+        [.., group] if group.text == "group" => true,
+        _ => matches!(&before[..before.len() - items], [.., group, open] if group.text == "group" && open.text == "["),
+    };
+    quoted && (path || group)
 }
 
 fn unknown(token: &Token<'_>) -> Diagnostic {

@@ -9,6 +9,7 @@ mod correction;
 mod cost;
 mod cover;
 mod device;
+mod group;
 mod model;
 mod optimizer;
 mod partition;
@@ -113,7 +114,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         correction::fits(cx, correction, optimizer);
     }
     let (pipeline, schedule) = pipeline?;
-    let (optimizer, learning_rate) = optimizer?;
+    let optimizer::Found { optimizer, learning_rate, groups, clip } = optimizer?;
     Some(Spec {
         model: match model {
             Some(found) => Some(found?),
@@ -124,6 +125,8 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         staleness: staleness?,
         optimizer,
         learning_rate,
+        groups,
+        clip,
         require: require?,
         schedule,
     })

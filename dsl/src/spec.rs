@@ -20,6 +20,10 @@ pub struct Spec {
     pub staleness: Staleness,
     pub optimizer: At<Optimizer>,
     pub learning_rate: At<LearningRate>,
+    /// Parameters with an optimizer of their own: each takes what it selects and no group before it took. The rest is `optimizer`'s.
+    pub groups: Vec<Group>,
+    /// Bound on the norm of gradients.
+    pub clip: Option<At<Clip>>,
     pub require: Require,
     /// The schedule that `pipeline.schedule` names.
     pub schedule: Schedule,
@@ -268,7 +272,48 @@ pub enum Weights {
     DoubleBuffer,
 }
 
-pub use artifact_types::{LearningRate, Optimizer};
+/// `group [embedding, head] = adamw { … }`
+#[derive(Clone, Debug, PartialEq)]
+pub struct Group {
+    /// Any of these.
+    pub selectors: Vec<At<Selector>>,
+    pub optimizer: At<Optimizer>,
+    pub learning_rate: At<LearningRate>,
+    /// The optimizer leaves these to another one by itself: the file does not say it, and there may be none.
+    pub implied: bool,
+}
+
+/// Which parameters are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    Kind(ParamKind),
+    /// Names, `*` standing for any characters: `block.*.attn.*`.
+    Pattern(String),
+}
+
+/// What a parameter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParamKind {
+    /// Tables of tokens and positions.
+    Embedding,
+    /// The output projection.
+    Head,
+    /// Other parameters of two dimensions.
+    Matrix,
+    /// One dimension: biases and gains.
+    Vector,
+}
+
+/// A gradient whose norm is above the bound is scaled down to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Clip {
+    /// Each parameter by itself.
+    PerTensor { max: f64 },
+    /// All parameters of a stage together.
+    PerStage { max: f64 },
+}
+
+pub use artifact_types::{LearningRate, MuonScale, Optimizer};
 
 /// Same shapes as the bundle's; `dsl` depends on no other crate of ours.
 mod artifact_types {
@@ -280,6 +325,12 @@ mod artifact_types {
         Wsd { peak: f64, warmup: u64, total: u64, decay: u64, floor: f64 },
     }
 
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MuonScale {
+        MatchAdamW,
+        Original,
+    }
+
     #[derive(Clone, Copy, Debug, PartialEq)]
     pub enum Optimizer {
         AdamW { beta1: f64, beta2: f64, eps: f64, decay: f64 },
@@ -288,6 +339,9 @@ mod artifact_types {
         Signum { momentum: f64, decay: f64 },
         NAdam { beta1: f64, beta2: f64, eps: f64, momentum_decay: f64, decay: f64 },
         Adan { beta1: f64, beta2: f64, beta3: f64, eps: f64, decay: f64 },
+        Muon { momentum: f64, scale: MuonScale, decay: f64 },
+        NorMuon { momentum: f64, beta2: f64, decay: f64 },
+        Mars { beta1: f64, beta2: f64, eps: f64, gamma: f64, decay: f64 },
     }
 }
 

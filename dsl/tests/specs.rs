@@ -3,8 +3,8 @@
 use dsl::Set;
 use dsl::schedule::{Action, Backward, BinaryOp, CmpOp, Cond, Expr, PhaseKind, Update, Var};
 use dsl::spec::{
-    Attention, Correction, Cost, Costs, Dtype, Layer, LayerCosts, LearningRate, Mlp, Norm, Optimizer, Partition,
-    Position, Recompute, Spec, Times, Variant, Weights,
+    Attention, Clip, Correction, Cost, Costs, Dtype, Group, Layer, LayerCosts, LearningRate, Mlp, MuonScale, Norm,
+    Optimizer, ParamKind, Partition, Position, Recompute, Selector, Spec, Times, Variant, Weights,
 };
 
 const DESIGN: &str = "model gpt { layers = 8, width = 256, heads = 8, context = 128, vocab = 256 }
@@ -94,6 +94,50 @@ fn defaults() {
     let adan = Optimizer::Adan { beta1: 0.5, beta2: 0.6, beta3: 0.7, eps: 1e-8, decay: 0.02 };
     assert_eq!(of("adan { betas = (0.5, 0.6, 0.7) }").optimizer.value, adan);
     assert_eq!(sgd.learning_rate.value, LearningRate::Constant { lr: 0.1 });
+}
+
+#[test]
+fn groups_and_clipping() {
+    let of = |text: &str| load(&small(&format!("optimizer = {text}")), &[]);
+    let muon = of("muon { lr = linear(0.02, total = 9), group head = sgd { lr = 0.5 }, clip = per_stage(2) }");
+    assert_eq!(muon.optimizer.value, Optimizer::Muon { momentum: 0.95, scale: MuonScale::MatchAdamW, decay: 0.1 });
+    assert_eq!(muon.clip.expect("given").value, Clip::PerStage { max: 2.0 });
+    let selectors = |g: &Group| g.selectors.iter().map(|s| s.value.clone()).collect::<Vec<_>>();
+    let [head, rest] = &muon.groups[..] else { panic!("{:?}", muon.groups) };
+    assert_eq!((selectors(head), head.implied), (vec![Selector::Kind(ParamKind::Head)], false));
+    assert_eq!(head.learning_rate.value, LearningRate::Constant { lr: 0.5 });
+    // What Muon leaves is AdamW's, at the same rate: steps are equally long.
+    assert_eq!(selectors(rest), [ParamKind::Embedding, ParamKind::Vector].map(Selector::Kind));
+    assert_eq!((rest.implied, &rest.learning_rate.value), (true, &muon.learning_rate.value));
+    assert!(matches!(rest.optimizer.value, Optimizer::AdamW { .. }));
+    let text = small(
+        "optimizer = adamw {
+  lr = 0.25
+  group [vector, \"block.*.attn.*\"] = lion
+  group \"head.weight\" = adamw { lr = 0.125 }
+}",
+    );
+    let spec = load(&text, &[]);
+    let [first, second] = &spec.groups[..] else { panic!("{:?}", spec.groups) };
+    let pattern = |p: &str| Selector::Pattern(p.into());
+    assert_eq!(selectors(first), [Selector::Kind(ParamKind::Vector), pattern("block.*.attn.*")]);
+    assert_eq!(&text[first.selectors[1].span.clone()], "\"block.*.attn.*\"");
+    assert_eq!(first.learning_rate.value, LearningRate::Constant { lr: 0.25 });
+    assert_eq!(
+        (selectors(second), &second.learning_rate.value),
+        (vec![pattern("head.weight")], &LearningRate::Constant { lr: 0.125 })
+    );
+    let mars = of("mars");
+    assert_eq!(
+        mars.optimizer.value,
+        Optimizer::Mars { beta1: 0.95, beta2: 0.99, eps: 1e-8, gamma: 0.025, decay: 0.01 }
+    );
+    assert_eq!(mars.groups.iter().flat_map(selectors).collect::<Vec<_>>(), [Selector::Kind(ParamKind::Vector)]);
+    let normuon = of("normuon { betas = (0.9, 0.8), group [embedding, head, vector] = adamw }");
+    assert_eq!(normuon.optimizer.value, Optimizer::NorMuon { momentum: 0.9, beta2: 0.8, decay: 0.1 });
+    assert_eq!((normuon.groups.len(), normuon.groups[0].implied), (1, false));
+    let set = load(&text, &["optimizer=muon { group embedding = sgd { lr = 1 } }"]);
+    assert_eq!(set.groups.len(), 2);
 }
 
 #[test]

@@ -268,11 +268,13 @@ impl<'a> Worker<'a> {
         let stage = self.stage(local).stage.index();
         let of_run = self.updates_before + update;
         let terms = m.correction.as_ref().map_or(Terms::NONE, |c| Terms::of(c, stage, update, of_run));
-        let vectors = hyper::vectors(&m.optimizer, &m.learning_rate, of_run, &terms);
         let place = self.stage(local).io.hyper;
         let out = self.rank.arena.view_mut::<f32>(&place, 0);
-        out[..HYPER_LEN].copy_from_slice(&vectors[0]);
-        out[HYPER_LEN..].copy_from_slice(&vectors[1]);
+        for (group, out) in m.groups.iter().zip(out.chunks_exact_mut(2 * HYPER_LEN)) {
+            let vectors = hyper::vectors(&group.optimizer, &group.learning_rate, of_run, &terms);
+            out[..HYPER_LEN].copy_from_slice(&vectors[0]);
+            out[HYPER_LEN..].copy_from_slice(&vectors[1]);
+        }
     }
 
     /// Runs a body and counts its time.

@@ -115,6 +115,24 @@ fn constants(optimizer: &Optimizer, lr: f64, step: u64, vector: &mut [f64; HYPER
             (vector[6], vector[8]) = (lr * next / (1.0 - product * next), lr * (1.0 - now) / (1.0 - product));
             1.0 - lr * decay
         }
+        Optimizer::Muon { momentum, decay } => {
+            averages(0, momentum);
+            vector[6] = lr;
+            1.0 - lr * decay
+        }
+        Optimizer::NorMuon { momentum, beta2, decay } => {
+            averages(0, momentum);
+            averages(2, beta2);
+            vector[6] = lr;
+            1.0 - lr * decay
+        }
+        Optimizer::Mars { beta1, beta2, eps, gamma, decay } => {
+            averages(0, beta1);
+            averages(2, beta2);
+            (vector[4], vector[5], vector[6]) = (1.0 / correction(beta2), eps, lr / correction(beta1));
+            vector[8] = gamma * beta1 / (1.0 - beta1);
+            1.0 - lr * decay
+        }
         Optimizer::Adan { beta1, beta2, beta3, eps, decay } => {
             averages(0, beta1);
             averages(2, beta2);
@@ -194,6 +212,16 @@ mod tests {
             assert!((f64::from(h[6]) / along_m - 1.0).abs() < 1e-7, "update {t}");
             assert!((f64::from(h[8]) / along_g - 1.0).abs() < 1e-7, "update {t}");
         }
+    }
+
+    #[test]
+    fn mars_corrects_by_gamma_and_steps_as_adamw() {
+        let at = |optimizer| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, 3, 0.0)[0];
+        let (beta1, beta2, eps, decay) = (0.95, 0.99, 1e-8, 0.1);
+        let mut mars = at(Optimizer::Mars { beta1, beta2, eps, gamma: 0.025, decay });
+        assert_eq!(mars[8], 0.475);
+        mars[8] = 0.0;
+        assert_eq!(mars, at(Optimizer::AdamW { beta1, beta2, eps, decay }));
     }
 
     #[test]

@@ -173,7 +173,7 @@ fn a_record_that_can_not_be_kept_ends_the_run() {
 fn divergence_is_an_error() {
     let place = Place::new();
     let mut manifest = toy::manifest(toy(Schedule::Async, 2, 1));
-    manifest.learning_rate = artifact::program::LearningRate::Constant { lr: 1e6 };
+    manifest.groups[0].learning_rate = artifact::program::LearningRate::Constant { lr: 1e6 };
     let error =
         runtime::run_with_kernels(&manifest, &toy::kernels(&manifest), &place.options(1 << 20), &mut ()).unwrap_err();
     assert!(matches!(error, RunError::Diverged { .. }), "{error}");

@@ -62,7 +62,7 @@ fn compiled(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
 }
 
 fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
-    let updates = match (args.updates, manifest.learning_rate.total()) {
+    let updates = match (args.updates, manifest.updates_planned()) {
         (Some(updates), total) => {
             if let Some(total) = total.filter(|&total| total != updates) {
                 eprintln!("lint: {}", mismatch(updates, total));

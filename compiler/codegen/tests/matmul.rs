@@ -8,8 +8,10 @@ use model::target::CpuClass;
 use model::workspace::scratch_bytes;
 
 const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
-const EPILOGUES: [Epilogue; 5] =
-    [Epilogue::Store, Epilogue::Bias, Epilogue::BiasResidual, Epilogue::BiasGelu, Epilogue::GeluGrad];
+const EPILOGUES: [Epilogue; 6] =
+    [Epilogue::Store, Epilogue::Bias, Epilogue::BiasResidual, Epilogue::BiasGelu, Epilogue::GeluGrad, BLEND];
+/// 1.5 AB - 0.25 r
+const BLEND: Epilogue = Epilogue::Blend { product_bits: 1.5f32.to_bits(), other_bits: (-0.25f32).to_bits() };
 
 /// m, n, k of a product.
 type Shape = (u32, u32, u32);
@@ -82,7 +84,7 @@ fn check(kernel: Kernel, cpu: CpuClass) {
         Epilogue::Store | Epilogue::Gradient(_) => &[],
         Epilogue::Bias | Epilogue::BiasGelu => &[&bias],
         Epilogue::BiasResidual => &[&bias, &full],
-        Epilogue::GeluGrad => &[&full],
+        Epilogue::GeluGrad | Epilogue::Blend { .. } => &[&full],
     };
     data.extend(inputs.iter().map(|x| Data::F32((*x).clone())));
     let expected = match m.epilogue {
@@ -91,6 +93,7 @@ fn check(kernel: Kernel, cpu: CpuClass) {
         Epilogue::BiasResidual => vec![biased.iter().zip(&full).map(|(x, r)| x + f64::from(*r)).collect()],
         Epilogue::BiasGelu => vec![biased.clone(), biased.iter().map(|x| gelu(*x)).collect()],
         Epilogue::GeluGrad => vec![ab.iter().zip(&full).map(|(x, pre)| x * gelu_grad(f64::from(*pre))).collect()],
+        Epilogue::Blend { .. } => vec![ab.iter().zip(&full).map(|(x, r)| 1.5 * x - 0.25 * f64::from(*r)).collect()],
     };
     data.extend(expected.iter().map(|_| Data::unset(len)));
     let after = Runnable::of(kernel, cpu).call(&data);

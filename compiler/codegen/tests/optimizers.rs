@@ -14,7 +14,7 @@ pub fn rules() -> Vec<UpdateRule> {
         corrected(OptimizerKind::Adan, CorrectionKind::ErrorFeedback),
         corrected(OptimizerKind::Sgd, CorrectionKind::Nesterov),
     ];
-    OptimizerKind::ALL.map(UpdateRule::plain).into_iter().chain(corrected).collect()
+    OptimizerKind::STEPS.map(UpdateRule::plain).into_iter().chain(corrected).collect()
 }
 
 pub const fn corrected(kind: OptimizerKind, correction: CorrectionKind) -> UpdateRule {
@@ -39,6 +39,7 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
         None => {}
     }
     match rule.kind {
+        OptimizerKind::Muon => h[6] = lr,
         OptimizerKind::AdamW => {
             h[..2].copy_from_slice(&average(0.9));
             h[2..4].copy_from_slice(&average(0.95));
@@ -66,6 +67,7 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
             (h[4], h[5], h[6]) = (1.0 / corrected(0.99), 1e-8, lr / corrected(0.98));
             (h[7], h[8], h[11]) = (1.0 / (1.0 + lr * decay), lr * 0.92 / corrected(0.92), 1.0);
         }
+        other => panic!("{other:?} has the step of another"),
     }
     h.map(|x| x as f32).to_vec()
 }
@@ -103,6 +105,7 @@ fn step(kind: OptimizerKind, h: &[f64], g: f64, states: &mut [f64]) -> f64 {
             *v = h[2] * *v + h[3] * g * g;
             h[6] * *m / ((*v * h[4]).sqrt() + h[5])
         }
+        (OptimizerKind::Muon, []) => h[6] * g,
         (OptimizerKind::Sgd, [m]) => {
             *m = h[0] * *m + g;
             h[6] * *m

@@ -8,6 +8,8 @@ mod infrastructure;
 mod math;
 mod matmul;
 mod optimizers;
+mod parts;
 mod rows;
 mod sinks;
 mod update;
+mod updates;

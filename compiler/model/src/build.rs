@@ -8,11 +8,13 @@ use crate::kernel::{Kernel, KernelOp, Sink, UpdateRule, Writes};
 use crate::kernel_plan::plan_kernel;
 use crate::layout::{RankLayout, StageInput, StageLayout, layout};
 use crate::operands::operands;
+use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
 use crate::target::CpuClass;
+use crate::update::{Arg, UpdatePlan, UpdateStep};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, KernelEntry, Memory, Param, Place, Selector, Stage, variant};
-use artifact::stream::{Accumulation, Op, Program};
+use artifact::stream::{Accumulation, Op, Program, RingSizes};
 use dsl::spec::Layer;
 use std::collections::HashMap;
 
@@ -22,9 +24,9 @@ use std::collections::HashMap;
 pub struct Input<'a> {
     pub dims: Dims,
     pub partition: &'a [Vec<Layer>],
-    /// The update runs inside the last weight gradients.
+    /// Updates run inside the last weight gradients where their rules allow it.
     pub fuse: bool,
-    pub rule: UpdateRule,
+    pub rules: &'a Rules,
     pub program: &'a Program,
     pub cpu: CpuClass,
 }
@@ -46,6 +48,11 @@ pub struct Build {
 pub fn build(input: &Input) -> Build {
     let usages: Vec<Usage> = usages(input.program, input.partition.len());
     let plans: Vec<StagePlan> = input.partition.iter().zip(&usages).map(|(l, u)| plan_stage(input, l, u)).collect();
+    let plan_update = |(p, rings): (&StagePlan, &RingSizes)| {
+        let writes = if rings.weights > 1 { Writes::Next } else { Writes::InPlace };
+        UpdatePlan::new(&p.forward_graph.params, input.rules, input.fuse, writes)
+    };
+    let updates: Vec<UpdatePlan> = plans.iter().zip(&input.program.rings).map(plan_update).collect();
     let ranks = input.program.streams.len();
     let mut kernels = Kernels { cpu: input.cpu, list: Vec::new(), index: HashMap::new() };
     let mut stages: Vec<Option<Stage>> = vec![None; plans.len()];
@@ -53,7 +60,8 @@ pub fn build(input: &Input) -> Build {
     for rank in 0..ranks {
         let rank = RankId(rank as u32);
         let ids: Vec<usize> = (0..plans.len()).filter(|&s| input.program.rank_of_stage[s] == rank).collect();
-        let inputs: Vec<StageInput> = ids.iter().map(|&s| stage_input(input, &ids, s, &plans[s], &usages[s])).collect();
+        let of = |&s: &usize| stage_input(input, &ids, s, (&plans[s], &updates[s]), &usages[s]);
+        let inputs: Vec<StageInput> = ids.iter().map(of).collect();
         let rank_layout = layout(&inputs);
         let mut scratch_bytes = 0;
         for (&s, stage_layout) in ids.iter().zip(&rank_layout.stages) {
@@ -61,6 +69,7 @@ pub fn build(input: &Input) -> Build {
                 input,
                 stage: s,
                 plan: &plans[s],
+                update: &updates[s],
                 layout: stage_layout,
                 rank: &rank_layout,
                 kernels: &mut kernels,
@@ -96,13 +105,20 @@ fn plan_stage(input: &Input, layers: &[Layer], usage: &Usage) -> StagePlan {
 }
 
 /// `ids` are the stages of the rank.
-fn stage_input<'a>(input: &Input, ids: &[usize], s: usize, plan: &'a StagePlan, usage: &Usage) -> StageInput<'a> {
+fn stage_input<'a>(
+    input: &Input<'a>,
+    ids: &[usize],
+    s: usize,
+    (plan, update): (&'a StagePlan, &'a UpdatePlan),
+    usage: &Usage,
+) -> StageInput<'a> {
     let whole = Accumulation { first: true, last: true };
     StageInput {
         plan,
         rings: input.program.rings[s],
-        states: input.rule.states().len(),
-        accumulators: !input.fuse || usage.backward.iter().chain(&usage.weight).any(|&a| a != whole),
+        rules: input.rules,
+        update,
+        sums: usage.backward.iter().chain(&usage.weight).any(|&a| a != whole),
         before: ids.iter().position(|&other| other + 1 == s),
         after: ids.iter().position(|&other| other == s + 1),
     }
@@ -158,11 +174,15 @@ impl Kernels {
     }
 }
 
+/// For steps that are no weight gradients.
+const WITHOUT: Accumulation = Accumulation { first: true, last: false };
+
 /// Turns steps into calls.
 struct Lower<'a> {
     input: &'a Input<'a>,
     stage: usize,
     plan: &'a StagePlan,
+    update: &'a UpdatePlan,
     layout: &'a StageLayout,
     rank: &'a RankLayout,
     kernels: &'a mut Kernels,
@@ -173,32 +193,27 @@ struct Lower<'a> {
 impl Lower<'_> {
     fn bodies(&mut self, usage: &Usage) -> Bodies {
         let plan = self.plan;
-        let mut bodies = Bodies { f: self.body(&plan.forward, Part::Forward, None), ..Bodies::default() };
+        let mut bodies = Bodies { f: self.body(&plan.forward, Part::Forward, WITHOUT), ..Bodies::default() };
         for &a in &usage.backward {
-            let sink = self.sink(a);
-            bodies.b[variant(a)] = plan.backward.iter().map(|s| self.step(s, sink)).collect();
+            bodies.b[variant(a)] = plan.backward.iter().map(|s| self.step(s, a)).collect();
         }
         if usage.split {
-            bodies.i = self.body(&plan.backward, Part::Input, None);
+            bodies.i = self.body(&plan.backward, Part::Input, WITHOUT);
         }
         for &a in &usage.weight {
-            bodies.w[variant(a)] = self.body(&plan.backward, Part::Weight, Some(self.sink(a)));
+            bodies.w[variant(a)] = self.body(&plan.backward, Part::Weight, a);
         }
-        if !self.input.fuse {
-            bodies.u = self.updates();
-        }
+        bodies.u = self.updates();
         bodies
     }
 
-    fn body(&mut self, steps: &[Step], part: Part, sink: Option<Sink>) -> Vec<Call> {
-        let sink = sink.unwrap_or(Sink::Store);
-        steps.iter().filter(|s| s.part == part).map(|s| self.step(s, sink)).collect()
+    fn body(&mut self, steps: &[Step], part: Part, a: Accumulation) -> Vec<Call> {
+        steps.iter().filter(|s| s.part == part).map(|s| self.step(s, a)).collect()
     }
 
-    /// The rule of the stage's updates: where several versions are kept, they leave the newest as it is.
-    fn rule(&self) -> UpdateRule {
-        let writes = if self.versions() > 1 { Writes::Next } else { Writes::InPlace };
-        UpdateRule { writes, ..self.input.rule }
+    /// The rule of a parameter's updates: where several versions are kept, they leave the newest as it is.
+    fn rule(&self, param: &Param) -> UpdateRule {
+        UpdateRule { writes: self.update.writes, ..self.input.rules.of(&param.name, &param.shape).rule }
     }
 
     fn versions(&self) -> u32 {
@@ -207,27 +222,30 @@ impl Lower<'_> {
 
     /// The weights as operands of an update.
     fn updated(&self, param: &Param) -> Vec<Place> {
-        match self.rule().writes {
+        match self.update.writes {
             Writes::InPlace => vec![param.weight],
             Writes::Next => vec![param.weight.selected(Selector::Newest), param.weight.selected(Selector::Next)],
         }
     }
 
-    /// Where gradients go at this place in the update.
-    fn sink(&self, a: Accumulation) -> Sink {
+    /// Where a parameter's gradient goes at this place in the update.
+    fn sink(&self, param: usize, a: Accumulation) -> Sink {
         match a {
-            Accumulation { first, last: true } if self.input.fuse => {
-                Sink::Update { rule: self.rule(), accumulated: !first }
+            Accumulation { first, last: true } if self.update.unfused[param].is_none() => {
+                Sink::Update { rule: self.rule(&self.layout.params[param]), accumulated: !first }
             }
             Accumulation { first: true, .. } => Sink::Store,
             Accumulation { .. } => Sink::Add,
         }
     }
 
-    fn step(&mut self, step: &Step, sink: Sink) -> Call {
+    /// `a` matters to weight gradients only.
+    fn step(&mut self, step: &Step, a: Accumulation) -> Call {
         let mut args: Vec<Place> = step.operands().map(|v| self.operand(v)).collect();
         if step.part == Part::Weight {
-            self.sink_operands(step, sink, &mut args);
+            let param = self.plan.derivative.gradients[&step.outputs[0]].index();
+            let sink = self.sink(param, a);
+            self.sink_operands(param, sink, &mut args);
             return self.call(with_sink(&step.op, sink), args);
         }
         self.call(step.op.clone(), args)
@@ -242,8 +260,8 @@ impl Lower<'_> {
         }
     }
 
-    fn sink_operands(&self, step: &Step, sink: Sink, args: &mut Vec<Place>) {
-        let param = &self.layout.params[self.plan.derivative.gradients[&step.outputs[0]].index()];
+    fn sink_operands(&self, param: usize, sink: Sink, args: &mut Vec<Place>) {
+        let param = &self.layout.params[param];
         let accumulator = || param.gradient.expect("a gradient that is not used up at once has an accumulator");
         match sink {
             Sink::Store | Sink::Add => args.push(accumulator()),
@@ -256,19 +274,25 @@ impl Lower<'_> {
         }
     }
 
-    /// The unfused update, in parameter order.
+    /// The unfused updates.
     fn updates(&mut self) -> Vec<Call> {
-        let layout = self.layout;
-        let update = |param: &Param| {
-            let op = KernelOp::Update { len: param.shape.iter().product(), rule: self.rule() };
-            let mut args = vec![param.gradient.expect("an unfused update has accumulators")];
-            args.extend(self.updated(param));
-            args.extend(&param.state);
-            args.push(layout.hyper(param));
-            self.call(op, args)
+        let update = self.update;
+        let call = |step: &UpdateStep| {
+            let param = &self.layout.params[step.param];
+            let args = step.args.iter().flat_map(|arg| self.update_operands(param, arg)).collect();
+            self.call(step.op.clone(), args)
         };
-        layout.params.iter().map(update).collect()
+        update.steps.iter().map(call).collect()
     }
+
+    fn update_operands(&self, param: &Param, arg: &Arg) -> Vec<Place> {
+        match *arg {
+            Arg::Weight => self.updated(param),
+            Arg::Gradient => vec![param.gradient.expect("an unfused update has accumulators")],
+            Arg::State(i) => vec![param.state[i]],
+            Arg::Hyper => vec![self.layout.hyper(param)],
+            Arg::Temporary(i) => vec![self.layout.update_temporaries[i]],
+        }
 
     fn call(&mut self, op: KernelOp, mut args: Vec<Place>) -> Call {
         let kernel = self.kernels.id(op);

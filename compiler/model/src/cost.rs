@@ -53,7 +53,8 @@ pub fn flops(op: &KernelOp) -> u64 {
         | KernelOp::GainGrad { .. }
         | KernelOp::BiasGrad { .. }
         | KernelOp::CrossEntropy { .. }
-        | KernelOp::Update { .. } => 0,
+        | KernelOp::Update { .. }
+        | KernelOp::Part(_) => 0,
     }
 }
 

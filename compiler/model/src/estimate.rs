@@ -303,10 +303,21 @@ pub struct Input<'a> {
     pub program: &'a Program,
     /// The update runs inside the last weight gradients.
     pub fuse: bool,
-    /// Values that the optimizer keeps beside each weight.
-    pub states: usize,
+    /// Values that the optimizer keeps beside each weight: of the embedding, of blocks, of the head.
+    pub states: [usize; 3],
     /// By stage: versions of the weights that are kept.
     pub versions: &'a [u32],
+}
+
+impl Input<'_> {
+    fn states_of(&self, layer: Layer) -> u128 {
+        let [embed, block, head] = self.states.map(|n| n as u128);
+        match layer {
+            Layer::Embed => embed,
+            Layer::Block(_) => block,
+            Layer::Head => head,
+        }
+    }
 }
 
 /// Memory of one device of each rank.
@@ -354,6 +365,14 @@ fn rank_memory(input: &Input, rank: usize) -> Memory {
         of(&input.partition[s]) + if own { table } else { 0 }
     };
     let parameters: u128 = stages.iter().map(|&s| of_stage(s)).sum();
+    let states: u128 = stages
+        .iter()
+        .map(|&s| {
+            let layers = input.partition[s].iter();
+            let own = of_stage(s) - of(&input.partition[s]);
+            layers.map(|&l| input.states_of(l) * of(&[l])).sum::<u128>() + input.states_of(Layer::Embed) * own
+        })
+        .sum();
     let kept: u128 = stages.iter().map(|&s| of_stage(s) * u128::from(input.versions[s].max(1))).sum();
     let shared = |bytes: u128, from: u32| {
         if zero >= from { bytes.div_ceil(shape.variant.data_parallel.into()) } else { bytes }
@@ -364,7 +383,7 @@ fn rank_memory(input: &Input, rank: usize) -> Memory {
     // The two ends of a tied table are summed apart, so that their order does not depend on the placement.
     let gradients = parameters + if embed && head { table } else { 0 };
     let weights = shared(shape.bytes() * kept, 3);
-    let optimizer = shared(4 * (input.states as u128 + master) * parameters, 1);
+    let optimizer = shared(4 * (states + master * parameters), 1);
     let gradients = shared(if accumulates { 4 * gradients } else { 0 }, 2);
     let (stash, communication) = flight(input, &stages, usage.split);
     let activations = at_work(input, &stages, &layers, usage.split);

@@ -36,7 +36,11 @@ pub enum KernelOp {
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
     /// Unfused update: g [len], then inout w (or w, out next), states…, then hyper f32[16] (read) last. See [`Sink::Update`].
     Update { len: u64, rule: UpdateRule },
+    /// See [`UpdatePart`].
+    Part(UpdatePart),
 }
+
+pub use crate::part::{Factor, UpdatePart};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Table {
@@ -74,6 +78,8 @@ pub enum Epilogue {
     BiasGelu,
     /// pre [m,n] -> c = AB * gelu'(pre)
     GeluGrad,
+    /// r [m,n] -> c = product AB + other r; the factors are f32.
+    Blend { product_bits: u32, other_bits: u32 },
     /// A weight gradient (form TN): the sink's operands.
     Gradient(Sink),
 }

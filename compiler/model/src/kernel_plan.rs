@@ -88,6 +88,7 @@ pub fn name(op: &KernelOp) -> String {
         }
         KernelOp::CrossEntropy { rows, vocab, scale_bits } => format!("cross_entropy_{rows}x{vocab}_s{scale_bits:08x}"),
         KernelOp::Update { len, rule } => format!("update_{len}_{}", rule.name()),
+        KernelOp::Part(part) => part.name(),
     }
 }
 
@@ -104,6 +105,7 @@ fn matmul_name(matmul: &MatMul) -> String {
         Epilogue::BiasResidual => "_bias_residual".into(),
         Epilogue::BiasGelu => "_bias_gelu".into(),
         Epilogue::GeluGrad => "_gelu_grad".into(),
+        Epilogue::Blend { product_bits, other_bits } => format!("_blend_{product_bits:08x}_{other_bits:08x}"),
         Epilogue::Gradient(sink) => format!("_grad_{}", sink_name(*sink)),
     };
     format!("matmul_{form}_{m}x{n}x{k}{epilogue}")

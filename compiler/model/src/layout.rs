@@ -7,11 +7,11 @@
 //! | region | holds | how often |
 //! |---|---|---|
 //! | weights | parameters | each version that is kept: ring `weights` |
-//! | optimizer | the optimizer's states | once |
-//! | gradients | accumulators; none where every gradient goes straight into a fused update | once |
+//! | optimizer | the optimizers' states | once |
+//! | gradients | accumulators; a parameter has none where its every gradient goes straight into a fused update | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
 //! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only |
-//! | activations | token ids (ring `recv_f`) and target ids; temporaries of F, B, I and W, by liveness, shared by all bodies | |
+//! | activations | token ids (ring `recv_f`) and target ids; temporaries of F, B, I, W and U, by liveness, shared by all bodies | |
 //! | workspace | hyper-parameters, a version word for each version of the weights, loss; the scratch of the kernel that needs most | once |
 //!
 //! # Invariants
@@ -24,9 +24,12 @@
 //! [`crate::verify`] checks them on the result.
 
 use crate::arena::{Bump, Interval, align, first_fit, one};
+use crate::gpt::ParamDecl;
 use crate::graph::ValueId;
 use crate::operands::HYPER_BYTES;
+use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
+use crate::update::{Arg, UpdatePlan};
 use artifact::program::{Memory, Param, Place, StageIo};
 use artifact::stream::RingSizes;
 use std::collections::HashMap;
@@ -35,10 +38,10 @@ use std::collections::HashMap;
 pub struct StageInput<'a> {
     pub plan: &'a StagePlan,
     pub rings: RingSizes,
-    /// Optimizer states beside each weight.
-    pub states: usize,
-    /// Whether gradients are accumulated in memory.
-    pub accumulators: bool,
+    pub rules: &'a Rules,
+    pub update: &'a UpdatePlan,
+    /// Whether an update has several micro-batches, or may have: gradients are then accumulated in memory.
+    pub sums: bool,
     /// Index, among the rank's stages, of the stage before and the one after, where they are on this rank: the stage hands over to them.
     pub before: Option<usize>,
     pub after: Option<usize>,
@@ -53,6 +56,8 @@ pub struct StageLayout {
     input_gradient: Option<Place>,
     /// Activations and gradients, by value.
     places: HashMap<ValueId, Place>,
+    /// Of [`UpdatePlan::temporaries`].
+    pub update_temporaries: Vec<Place>,
 }
 
 /// Where everything of one rank is.
@@ -83,11 +88,9 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     let mut start = 0;
     let weights: Vec<Vec<Place>> = stages.iter().map(|s| per_param(s, s.rings.weights, &mut bump)).collect();
     memory.weights = region(&bump, &mut start);
-    let states: Vec<Vec<Vec<Place>>> =
-        stages.iter().map(|s| (0..s.states).map(|_| per_param(s, 1, &mut bump)).collect()).collect();
+    let states: Vec<Vec<Vec<Place>>> = stages.iter().map(|s| states(s, &mut bump)).collect();
     memory.optimizer = region(&bump, &mut start);
-    let gradients: Vec<Option<Vec<Place>>> =
-        stages.iter().map(|s| s.accumulators.then(|| per_param(s, 1, &mut bump))).collect();
+    let gradients: Vec<Vec<Option<Place>>> = stages.iter().map(|s| accumulators(s, &mut bump)).collect();
     memory.gradients = region(&bump, &mut start);
     let mut places: Vec<HashMap<ValueId, Place>> = vec![HashMap::new(); stages.len()];
     let seen: Vec<Place> = stages.iter().zip(&mut places).map(|(s, p)| stash(s, &mut bump, p)).collect();
@@ -96,17 +99,22 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     memory.communication = region(&bump, &mut start);
     stages.iter().zip(&mut ios).for_each(|(s, io)| ids(s, &mut bump, io));
     let shared = stages.iter().zip(&mut places).map(|(s, p)| temporaries(s, bump.at, p)).max().unwrap_or(0);
+    let mut for_updates: Vec<(Vec<Place>, u64)> =
+        stages.iter().map(|s| update_temporaries(s.update, bump.at)).collect();
+    let shared = for_updates.iter().map(|u| u.1).fold(shared, u64::max);
     bump.at = bump.at.saturating_add(shared);
     memory.activations = region(&bump, &mut start);
     let words: Vec<Words> = stages.iter().map(|s| words(s, &mut bump)).collect();
     memory.workspace = region(&bump, &mut start);
     let mut laid_out = Vec::with_capacity(stages.len());
     for (i, stage) in stages.iter().enumerate() {
-        let params = params(stage, &weights[i], &states[i], gradients[i].as_deref());
+        let params = params(stage, &weights[i], &states[i], &gradients[i]);
         let output = ios[i].send_f.or_else(|| ios[stage.after?].recv_f);
         let input_gradient = ios[i].send_b.or_else(|| ios[stage.before?].recv_b);
         let io = io(&ios[i], &words[i], seen[i]);
-        laid_out.push(StageLayout { params, io, output, input_gradient, places: std::mem::take(&mut places[i]) });
+        let update_temporaries = std::mem::take(&mut for_updates[i].0);
+        let places = std::mem::take(&mut places[i]);
+        laid_out.push(StageLayout { params, io, output, input_gradient, places, update_temporaries });
     }
     RankLayout { stages: laid_out, scratch_offset: bump.at, memory }
 }
@@ -131,7 +139,7 @@ impl StageLayout {
 
     /// The hyper-parameter vector of a parameter.
     pub fn hyper(&self, param: &Param) -> Place {
-        let vector = if param.decay { 0 } else { HYPER_BYTES };
+        let vector = HYPER_BYTES * (2 * u64::from(param.group) + u64::from(!param.decay));
         one(self.io.hyper.offset.saturating_add(vector), HYPER_BYTES)
     }
 }
@@ -141,16 +149,40 @@ fn per_param(stage: &StageInput, copies: u32, bump: &mut Bump) -> Vec<Place> {
     params.iter().map(|p| bump.ring(4 * p.shape.iter().product::<u64>(), copies)).collect()
 }
 
-fn params(stage: &StageInput, weights: &[Place], states: &[Vec<Place>], gradients: Option<&[Place]>) -> Vec<Param> {
+/// By parameter. All parameters' first states lie together, then all second ones.
+fn states(stage: &StageInput, bump: &mut Bump) -> Vec<Vec<Place>> {
+    let params = &stage.plan.forward_graph.params;
+    let of = |p: &ParamDecl| stage.rules.of(&p.name, &p.shape).rule.buffers(&p.shape);
+    let wanted: Vec<Vec<(&str, u64)>> = params.iter().map(of).collect();
+    let mut placed = vec![Vec::new(); params.len()];
+    for i in 0..wanted.iter().map(Vec::len).max().unwrap_or(0) {
+        for (places, wanted) in placed.iter_mut().zip(&wanted) {
+            places.extend(wanted.get(i).map(|&(_, len)| bump.place(4 * len)));
+        }
+    }
+    placed
+}
+
+fn accumulators(stage: &StageInput, bump: &mut Bump) -> Vec<Option<Place>> {
+    let params = stage.plan.forward_graph.params.iter().zip(&stage.update.unfused);
+    let place = |(p, unfused): (&ParamDecl, &Option<&str>)| {
+        (stage.sums || unfused.is_some()).then(|| bump.place(4 * p.shape.iter().product::<u64>()))
+    };
+    params.map(place).collect()
+}
+
+fn params(stage: &StageInput, weights: &[Place], states: &[Vec<Place>], gradients: &[Option<Place>]) -> Vec<Param> {
     let declared = stage.plan.forward_graph.params.iter().enumerate();
-    let param = |(i, p): (usize, &crate::gpt::ParamDecl)| Param {
+    let param = |(i, p): (usize, &ParamDecl)| Param {
         name: p.name.clone(),
+        group: stage.rules.group(&p.name, &p.shape) as u32,
         shape: p.shape.clone(),
         init: p.init,
         decay: p.shape.len() >= 2,
         weight: weights[i],
-        state: states.iter().map(|s| s[i]).collect(),
-        gradient: gradients.map(|g| g[i]),
+        state: states[i].clone(),
+        gradient: gradients[i],
+        unfused: stage.update.unfused[i].map(str::to_owned),
     };
     declared.map(param).collect()
 }
@@ -237,6 +269,22 @@ fn temporaries(stage: &StageInput, base: u64, places: &mut HashMap<ValueId, Plac
     bytes
 }
 
+/// Places the temporaries of a stage's update from `base` on; gives the bytes they take, too.
+fn update_temporaries(update: &UpdatePlan, base: u64) -> (Vec<Place>, u64) {
+    let mut lives: Vec<Interval> =
+        update.temporaries.iter().map(|&bytes| Interval { first: usize::MAX, last: 0, bytes }).collect();
+    for (at, step) in update.steps.iter().enumerate() {
+        for arg in &step.args {
+            if let Arg::Temporary(i) = *arg {
+                (lives[i].first, lives[i].last) = (lives[i].first.min(at), at);
+            }
+        }
+    }
+    let (offsets, total) = first_fit(&lives);
+    let place = |(life, offset): (&Interval, u64)| one(base.saturating_add(offset), life.bytes);
+    (lives.iter().zip(offsets).map(place).collect(), total)
+}
+
 struct Words {
     hyper: Place,
     version: Place,
@@ -246,7 +294,8 @@ struct Words {
 fn words(stage: &StageInput, bump: &mut Bump) -> Words {
     let last = stage.plan.forward_graph.logits_gradient.is_some();
     let version = |bump: &mut Bump| bump.ring(8, stage.rings.weights);
-    Words { hyper: bump.place(2 * HYPER_BYTES), version: version(bump), loss: last.then(|| bump.place(8)) }
+    let hyper = bump.place(2 * HYPER_BYTES * stage.rules.len() as u64);
+    Words { hyper, version: version(bump), loss: last.then(|| bump.place(8)) }
 }
 
 fn io(io: &Io, words: &Words, version_seen: Place) -> StageIo {

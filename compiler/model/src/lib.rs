@@ -10,6 +10,7 @@
 //! | [`derivative`] | its backward pass, input and weight gradients apart |
 //! | [`fuse`] | nodes -> kernel calls on values |
 //! | [`stage`] | which values are saved, held, or temporary |
+//! | [`rules`], [`update`] | how each parameter is updated, and the kernel calls where no weight gradient takes that in |
 //! | [`layout`] | a rank's arena, by [`arena`] |
 //! | [`kernel_plan`], [`blocking`], [`workspace`] | a kernel's name, tiles and scratch |
 //! | [`build`] | all of it: kernels, stage programs, memory |
@@ -32,9 +33,12 @@ pub mod kernel_plan;
 pub mod layout;
 pub mod limits;
 pub mod operands;
+pub mod part;
 pub mod partition;
 pub mod profile;
+pub mod rules;
 pub mod stage;
 pub mod target;
+pub mod update;
 pub mod verify;
 pub mod workspace;

@@ -81,6 +81,7 @@ pub fn operands(op: &KernelOp) -> Vec<Operand> {
         KernelOp::Update { len, rule } => {
             list.read(4 * len).updated(4 * len, rule).read(HYPER_BYTES);
         }
+        KernelOp::Part(part) => part.operands(&mut list),
     }
     list.0
 }
@@ -93,7 +94,7 @@ fn words(dims: &[u32]) -> u64 {
     4 * dims.iter().map(|&d| u64::from(d)).product::<u64>()
 }
 
-struct List(Vec<Operand>);
+pub(crate) struct List(Vec<Operand>);
 
 impl List {
     fn push(&mut self, bytes: u64, access: Access) -> &mut Self {
@@ -101,15 +102,15 @@ impl List {
         self
     }
 
-    fn read(&mut self, bytes: u64) -> &mut Self {
+    pub(crate) fn read(&mut self, bytes: u64) -> &mut Self {
         self.push(bytes, Access::Read)
     }
 
-    fn update(&mut self, bytes: u64) -> &mut Self {
+    pub(crate) fn update(&mut self, bytes: u64) -> &mut Self {
         self.push(bytes, Access::Update)
     }
 
-    fn write(&mut self, bytes: u64) -> &mut Self {
+    pub(crate) fn write(&mut self, bytes: u64) -> &mut Self {
         self.push(bytes, Access::Write)
     }
 
@@ -148,7 +149,7 @@ impl List {
             Epilogue::Bias => _ = self.read(words(&[n])).write(c),
             Epilogue::BiasResidual => _ = self.read(words(&[n])).read(c).write(c),
             Epilogue::BiasGelu => _ = self.read(words(&[n])).write(c).write(c),
-            Epilogue::GeluGrad => _ = self.read(c).write(c),
+            Epilogue::GeluGrad | Epilogue::Blend { .. } => _ = self.read(c).write(c),
             Epilogue::Gradient(sink) => self.sink(c, sink),
         }
     }

@@ -160,8 +160,10 @@ fn overlaps(kernels: &[Kernel], stages: &[&Stage]) -> Result<(), String> {
     let mut lasting: BTreeSet<Key> = declared.iter().copied().collect();
     ensure!(lasting.len() == declared.len(), "two parameters or rings are one buffer");
     // A hyper-parameter vector is a part of its buffer.
-    let hyper: HashSet<u64> =
-        stages.iter().flat_map(|s| [s.io.hyper.offset, s.io.hyper.offset + HYPER_BYTES]).collect();
+    let hyper: HashSet<u64> = stages
+        .iter()
+        .flat_map(|s| (0..s.io.hyper.bytes / HYPER_BYTES).map(|i| s.io.hyper.offset + i * HYPER_BYTES))
+        .collect();
     let all: Vec<&[Call]> = stages.iter().flat_map(|s| bodies(&s.bodies)).map(|(_, body)| body).collect();
     for body in &all {
         let mut written = HashSet::new();

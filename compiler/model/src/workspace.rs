@@ -35,7 +35,7 @@ pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64
             attention_gradient_bytes(AttentionTiles::new(*context, *width, *heads, cpu))
         }
         KernelOp::CrossEntropy { rows, .. } => buffers(&[(*rows).into()]),
-        KernelOp::Update { .. } => 0,
+        KernelOp::Update { .. } | KernelOp::Part(_) => 0,
     };
     bytes.next_multiple_of(64)
 }

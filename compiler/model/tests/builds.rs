@@ -4,13 +4,14 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Cost, Layer, Limits, Model, Partition};
+use dsl::spec::{At, Cost, Layer, Limits, Model, ParamKind, Partition, Selector};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_sizes};
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::{Bounds, check_memory};
 use model::partition::partition;
+use model::rules::{Clip, GroupRule, MuonScale, Rules};
 use model::target::CpuClass;
 use model::verify::verify;
 use proptest::prelude::*;
@@ -22,9 +23,22 @@ fn cut(dims: &Dims, stages: u32) -> Vec<Vec<Layer>> {
     partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
 }
 
+fn adamw() -> Rules {
+    Rules::uniform(UpdateRule::plain(OptimizerKind::AdamW))
+}
+
+/// Muon for matrices, AdamW for the rest, clipped by the norm of a stage.
+fn muon() -> Rules {
+    let rule = |kind| (UpdateRule::plain(kind), MuonScale::MatchAdamW);
+    let (adamw, scale) = rule(OptimizerKind::AdamW);
+    let kinds = [ParamKind::Embedding, ParamKind::Head, ParamKind::Vector].map(Selector::Kind);
+    let rest = GroupRule::new(Vec::new(), rule(OptimizerKind::Muon).0, scale);
+    Rules::new(vec![GroupRule::new(kinds.to_vec(), adamw, scale)], rest, Some(Clip::PerStage { max: 1.0 }))
+}
+
 fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
     let partition = cut(&dims, program.rank_of_stage.len() as u32);
-    build(&Input { dims, partition: &partition, fuse, rule: UpdateRule::plain(OptimizerKind::AdamW), program, cpu })
+    build(&Input { dims, partition: &partition, fuse, rules: &adamw(), program, cpu })
 }
 
 proptest! {
@@ -33,7 +47,7 @@ proptest! {
     fn every_build_holds_its_invariants(
         (layers, head_width, heads, context, vocab) in (1u32..4, 1u32..9, 1u32..4, 1u32..20, 2u32..40),
         (microbatch, stages, k) in (1u32..4, 1u32..4, 1u32..4),
-        (split, fuse, folded, v3) in any::<(bool, bool, bool, bool)>(),
+        (split, fuse, folded, v3, by_muon) in any::<(bool, bool, bool, bool, bool)>(),
     ) {
         let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch };
         let stages = stages.min(layers + 2);
@@ -45,9 +59,11 @@ proptest! {
             flush(stages, k, split)
         };
         let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
-        let build = built(dims, &program, fuse, cpu);
+        let partition = &cut(&dims, program.rank_of_stage.len() as u32);
+        let rules = &if by_muon { muon() } else { adamw() };
+        let build = build(&Input { dims, partition, fuse, rules, program: &program, cpu });
         prop_assert_eq!(verify(&build), Ok(()));
-        let accumulates = !fuse || k > 1;
+        let accumulates = !fuse || k > 1 || by_muon;
         prop_assert!(build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
         for (kernel, entry) in build.kernels.iter().zip(&build.entries) {
             prop_assert_eq!((&kernel.name, kernel.scratch_bytes), (&entry.name, entry.scratch_bytes));
@@ -66,7 +82,7 @@ proptest! {
     fn extreme_sizes_are_refused_or_built(
         (layers, heads, head_width, context) in (1u32..4, about(12), about(17), about(22)),
         (vocab, microbatch, k, slots) in (about(22), about(16), about(31), about(16)),
-        bound in any::<u64>(),
+        (bound, by_muon) in any::<(u64, bool)>(),
     ) {
         let at = |value| At { value, span: 0..0 };
         let width = (heads * head_width.min((1 << 17) / heads)).max(1);
@@ -81,8 +97,9 @@ proptest! {
             }
             let partition = &cut(&dims, 2);
             prop_assert!(costs(&dims, partition).f_ns.iter().all(|&ns| ns > 0));
-            let (rule, program, cpu) = (UpdateRule::plain(OptimizerKind::AdamW), &program, CpuClass::X86V3);
-            let input = Input { dims, partition, fuse: false, rule, program, cpu };
+            let rules = &if by_muon { muon() } else { adamw() };
+            let (program, cpu) = (&program, CpuClass::X86V3);
+            let input = Input { dims, partition, fuse: false, rules, program, cpu };
             let built = build(&input);
             let bounds = Bounds { machine: Limits::new(vec![At { value: bound, span: 0..0 }]), require: None };
             let refused = check_memory(&input, &built, &bounds, &(0..0));
@@ -179,6 +196,29 @@ fn the_stash_is_as_documented() {
     assert_eq!(split.memory[1].stash, 4 * (words + 10 * rows * width) + version);
 }
 
+/// With Muon a matrix has one state, and the update's temporaries share memory with the passes'.
+#[test]
+fn muon_plans_its_workspace() {
+    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1 };
+    let program = &flush(1, 1, false);
+    let (partition, cpu) = (&cut(&dims, 1), CpuClass::X86V4);
+    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, program, cpu });
+    let (adamw, muon) = (of(&adamw()), of(&muon()));
+    assert_eq!(verify(&muon), Ok(()));
+    let matrices: u64 = 2 * (3 + 1 + 4 + 4) * 40 * 40 * 4;
+    assert_eq!(adamw.memory[0].optimizer - muon.memory[0].optimizer, matrices);
+    // The MLP's matrices: X, A and B; the norm's sum is used up before. With so few tokens that is more than the passes need.
+    assert_eq!(muon.memory[0].activations, 2 * 64 + 4 * (160 * 40 + 2 * 40 * 40));
+    assert!(adamw.memory[0].activations < muon.memory[0].activations);
+    // One micro-batch an update: only what is not fused is accumulated, and under clipping nothing is fused.
+    assert_eq!((adamw.memory[0].gradients, muon.memory[0].gradients), (0, adamw.memory[0].weights));
+    let params = &muon.stages[0].params;
+    let why = |name: &str| params.iter().find(|p| p.name == name).expect("a parameter").unfused.clone();
+    assert_eq!(why("head.weight").as_deref(), Some("clipping needs the norm of all of the stage's gradients"));
+    assert_eq!(why("block.1.mlp.up.weight").as_deref(), Some("Muon multiplies the whole momentum with itself"));
+    assert!(adamw.stages[0].params.iter().all(|p| p.unfused.is_none()) && adamw.stages[0].bodies.u.is_empty());
+}
+
 #[test]
 fn costs_follow_the_work() {
     let costs = costs(&BENCH, &cut(&BENCH, 2));
@@ -201,7 +241,7 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     if let Some(refusal) = model::estimate::refusal(&spec) {
         return vec![refusal];
     }
-    let model = spec.model.expect("it has a model");
+    let model = spec.model.clone().expect("it has a model");
     let wrong = check_sizes(&model, &spec.pipeline.microbatch);
     if !wrong.is_empty() {
         return wrong;
@@ -210,9 +250,13 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     let ranks = spec.machine.ranks.value;
     let partition = &partition(&dims, &spec.pipeline.partition, ranks).unwrap();
     let program = &flush(ranks, spec.pipeline.accumulate.value, false);
-    let (fuse, rule, cpu) = (spec.pipeline.fuse.value, UpdateRule::plain(OptimizerKind::AdamW), CpuClass::X86V4);
-    let input = Input { dims, partition, fuse, rule, program, cpu };
-    let bounds = Bounds { machine: spec.machine.memory, require: spec.require.memory };
+    let (fuse, rules, cpu) = (spec.pipeline.fuse.value, &Rules::of_spec(&spec, None), CpuClass::X86V4);
+    let wrong = model::rules::check(&spec, rules, &model::rules::parameters(&dims));
+    if !wrong.is_empty() {
+        return wrong;
+    }
+    let input = Input { dims, partition, fuse, rules, program, cpu };
+    let bounds = Bounds { machine: spec.machine.memory.clone(), require: spec.require.memory.clone() };
     check_memory(&input, &build(&input), &bounds, &model.span)
 }
 

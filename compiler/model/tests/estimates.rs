@@ -10,6 +10,7 @@ use model::dims::Dims;
 use model::estimate::{self, Input, Shape, held, memory, parameters_total, saved};
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::Bounds;
+use model::rules::Rules;
 use model::target::CpuClass;
 use proptest::prelude::*;
 
@@ -37,7 +38,7 @@ fn llama(layers: u32, width: u32, hidden: u32, kv_heads: u32, vocab: u32) -> Sha
 /// Under AdamW, with the update fused and one version of the weights.
 fn estimated(shape: Shape, partition: &[Vec<Layer>], program: &Program) -> Vec<Memory> {
     let versions = vec![1; partition.len()];
-    memory(&Input { shape, partition, program, fuse: true, states: 2, versions: &versions })
+    memory(&Input { shape, partition, program, fuse: true, states: [2; 3], versions: &versions })
 }
 
 /// Stages with the embedding on the first and the head on the last.
@@ -102,8 +103,8 @@ fn estimates_are_what_is_built() {
         [(flush(1, 2, false), 1), (flush(2, 3, false), 2), (flush(3, 1, true), 3), (flush(2, 2, true), 2), (folded, 3)]
     {
         let partition = cut(dims.layers, stages);
-        let (rule, cpu) = (UpdateRule::plain(OptimizerKind::AdamW), CpuClass::X86V4);
-        let input = build::Input { dims, partition: &partition, fuse: true, rule, program: &program, cpu };
+        let (rules, cpu) = (&Rules::uniform(UpdateRule::plain(OptimizerKind::AdamW)), CpuClass::X86V4);
+        let input = build::Input { dims, partition: &partition, fuse: true, rules, program: &program, cpu };
         let built = build(&input).memory;
         for (rank, (b, e)) in built.iter().zip(estimated(shape(dims), &partition, &program)).enumerate() {
             let slots = |s: &usize| u64::from(program.rings[*s].stash.max(1));
@@ -185,7 +186,8 @@ fn memory_depends_on_accumulate_where_it_should() {
 fn the_microbatch_in_the_help_fits() {
     let shape = Shape { microbatch: 64, ..with(llama(4, 256, 512, 2, 512), |v| v.dtype = Dtype::Bf16) };
     let (partition, program) = (cut(4, 2), flush(2, 4, false));
-    let input = Input { shape, partition: &partition, program: &program, fuse: true, states: 2, versions: &[1, 1] };
+    let input =
+        Input { shape, partition: &partition, program: &program, fuse: true, states: [2; 3], versions: &[1, 1] };
     let total =
         |microbatch| memory(&Input { shape: Shape { microbatch, ..shape }, ..input }).iter().map(|m| m.total).max();
     let bound = total(17).expect("two ranks");

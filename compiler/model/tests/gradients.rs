@@ -9,6 +9,7 @@ use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::partition::partition;
+use model::rules::Rules;
 use model::target::CpuClass;
 use model::verify::verify;
 use std::collections::HashMap;
@@ -42,8 +43,8 @@ fn cut(stages: u32) -> Vec<Vec<Layer>> {
 
 fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
     let partition = cut(program.rank_of_stage.len() as u32);
-    let rule = UpdateRule::plain(optimizer);
-    let build = build(&Input { dims: DIMS, partition: &partition, fuse, rule, program, cpu: CpuClass::X86V4 });
+    let rules = &Rules::uniform(UpdateRule::plain(optimizer));
+    let build = build(&Input { dims: DIMS, partition: &partition, fuse, rules, program, cpu: CpuClass::X86V4 });
     verify(&build).unwrap();
     build
 }

@@ -5,7 +5,10 @@
 //! Memory is an [`Arena`] of *cells*, one f64 for every 4 bytes of the real arena: an f32 or u32 element at byte b is cell b/4. An f64 element (the
 //! loss) is in the first of its two cells. So offsets mean what they mean at run time, and values keep f64's precision.
 
-use model::kernel::{CorrectionKind, Epilogue, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdateRule, Writes};
+use model::kernel::{
+    CorrectionKind, Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdatePart, UpdateRule,
+    Writes,
+};
 use model::operands::operands;
 use std::ops::Range;
 
@@ -55,6 +58,7 @@ pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
             let hyper = call.read();
             update(call.arena, rule, &gradient, &hyper, &states);
         }
+        KernelOp::Part(part) => update_part(&mut call, part),
     }
     assert!(call.operands.next().is_none(), "{op:?} has operands that were not used");
 }
@@ -112,6 +116,56 @@ impl Call<'_> {
     }
 }
 
+fn update_part(call: &mut Call, part: UpdatePart) {
+    let squares = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
+    match part {
+        UpdatePart::SumSquares { add, .. } => {
+            let sum = squares(&call.read());
+            let place = call.next();
+            let cell = &mut call.arena.cells[place.start];
+            *cell = if add { *cell + sum } else { sum };
+        }
+        UpdatePart::Scale { factor, .. } => {
+            let norm = call.read()[0].sqrt();
+            let by = match factor {
+                Factor::Unit => 1.0 / (norm + 1e-7),
+                Factor::AtMost { max_bits } if norm > f64::from_bits(max_bits) => f64::from_bits(max_bits) / norm,
+                Factor::AtMost { .. } => 1.0,
+                Factor::To { target_bits } => f64::from_bits(target_bits) / (norm + 1e-10),
+            };
+            let place = call.next();
+            call.arena.cells[place].iter_mut().for_each(|x| *x *= by);
+        }
+        UpdatePart::Momentum { .. } | UpdatePart::Correct { .. } => {
+            let h = call.read();
+            let (g, state) = (call.next(), call.next());
+            for (g, state) in g.zip(state) {
+                let cells = &mut call.arena.cells;
+                let (old, before) = (cells[g], cells[state]);
+                (cells[g], cells[state]) = match part {
+                    UpdatePart::Momentum { .. } => {
+                        let m = h[0] * before + h[1] * old;
+                        (old + h[0] * (m - old), m)
+                    }
+                    _ => (old + h[8] * (old - before), old),
+                };
+            }
+        }
+        UpdatePart::Columns { rows, width } => {
+            let h = call.read();
+            let (x, v) = (call.next(), call.next());
+            for j in 0..width as usize {
+                let column: Vec<usize> = x.clone().skip(j).step_by(width as usize).collect();
+                let mean = column.iter().map(|&i| call.arena.cells[i].powi(2)).sum::<f64>() / f64::from(rows);
+                let moment = &mut call.arena.cells[v.start + j];
+                *moment = h[2] * *moment + h[3] * mean;
+                let by = moment.sqrt() + 1e-10;
+                column.into_iter().for_each(|i| call.arena.cells[i] /= by);
+            }
+        }
+    }
+}
+
 /// `places`: the weight, then its states.
 fn update(arena: &mut Arena, rule: UpdateRule, gradient: &[f64], hyper: &[f64], places: &[Range<usize>]) {
     for (i, &g) in gradient.iter().enumerate() {
@@ -131,6 +185,7 @@ fn updated(rule: UpdateRule, h: &[f64], g: f64, values: &mut [f64]) {
             (*m, *v) = (*m * h[0] + g * h[1], *v * h[2] + g * g * h[3]);
             *m / ((*v * h[4]).sqrt() + h[5]) * h[6]
         }
+        (OptimizerKind::Muon, []) => g * h[6],
         (OptimizerKind::Sgd, [m]) => {
             *m = *m * h[0] + g;
             *m * h[6]
@@ -261,6 +316,10 @@ fn mat_mul(call: &mut Call, matmul: &MatMul) {
             c.iter_mut().for_each(|c| *c = gelu(*c).0);
         }
         Epilogue::GeluGrad => c.iter_mut().zip(call.read()).for_each(|(c, pre)| *c *= gelu(pre).1),
+        Epilogue::Blend { product_bits, other_bits } => {
+            let [product, other] = [product_bits, other_bits].map(|bits| f64::from(f32::from_bits(bits)));
+            c.iter_mut().zip(call.read()).for_each(|(c, r)| *c = product * *c + other * r);
+        }
         Epilogue::Gradient(sink) => return call.sink(sink, c),
     }
     call.write(c);

@@ -45,20 +45,24 @@ impl Setting<'_> {
         let mut h = [0.0; HYPER_LEN];
         let mut averages = |at: usize, beta: f64| (h[at], h[at + 1]) = (beta, 1.0 - beta);
         let decay = match self.optimizer {
-            Optimizer::AdamW { beta1, beta2, eps, decay } | Optimizer::NAdam { beta1, beta2, eps, decay, .. } => {
+            Optimizer::AdamW { beta1, beta2, eps, decay }
+            | Optimizer::NAdam { beta1, beta2, eps, decay, .. }
+            | Optimizer::Mars { beta1, beta2, eps, decay, .. } => {
                 averages(0, beta1);
                 averages(2, beta2);
                 (h[4], h[5], h[6]) = (1.0 / corrected(beta2), eps, lr / corrected(beta1));
-                // What the tests of fusion ask of NAdam is only that it depends on the gradient.
+                // What the tests of fusion ask of NAdam and MARS is only that it depends on the gradient.
                 h[8] = lr;
                 decay
             }
-            Optimizer::Sgd { momentum, decay } | Optimizer::Signum { momentum, decay } => {
+            Optimizer::Sgd { momentum, decay }
+            | Optimizer::Signum { momentum, decay }
+            | Optimizer::Muon { momentum, decay } => {
                 averages(0, momentum);
                 h[6] = lr;
                 decay
             }
-            Optimizer::Lion { beta1, beta2, decay } => {
+            Optimizer::Lion { beta1, beta2, decay } | Optimizer::NorMuon { momentum: beta1, beta2, decay } => {
                 averages(0, beta1);
                 averages(2, beta2);
                 h[6] = lr;

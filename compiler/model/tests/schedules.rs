@@ -2,13 +2,14 @@
 //! memory and calls together, with the interpreter in place of compiled kernels. What is left to compare is rounding.
 
 use crate::machine::{Machine, Setting};
-use artifact::program::{DataShape, LearningRate, Manifest, Optimizer, Proved};
+use artifact::program::{DataShape, Group, LearningRate, Manifest, Optimizer, Proved};
 use artifact::stream::{Policy, Program};
 use dsl::spec::{At, Partition};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::partition::partition;
+use model::rules::Rules;
 use model::target::CpuClass;
 use model::verify::verify;
 use serde_json::Value;
@@ -150,8 +151,8 @@ fn built(dims: &Dims, program: &Program, optimizer: OptimizerKind) -> Build {
 fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool) -> Build {
     let stages = program.rank_of_stage.len() as u32;
     let partition = partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap();
-    let rule = UpdateRule::plain(optimizer);
-    let input = Input { dims: *dims, partition: &partition, fuse, rule, program, cpu: CpuClass::X86V4 };
+    let rules = &Rules::uniform(UpdateRule::plain(optimizer));
+    let input = Input { dims: *dims, partition: &partition, fuse, rules, program, cpu: CpuClass::X86V4 };
     let build = build(&input);
     verify(&build).unwrap();
     build
@@ -223,8 +224,7 @@ fn a_bundle_of_it_is_well_formed() {
             cpu: CpuClass::X86V4.name().into(),
             llvm: String::new(),
             data: DataShape { microbatch, context, vocab },
-            optimizer,
-            learning_rate: LearningRate::Constant { lr: 1e-3 },
+            groups: vec![Group { optimizer, learning_rate: LearningRate::Constant { lr: 1e-3 } }],
             correction: None,
             boundary: None,
             program,

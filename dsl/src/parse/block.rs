@@ -141,12 +141,13 @@ impl Reader<'_> {
 
     /// What follows a key. A fault is reported, and the entry ends where it can.
     fn entry_rest(&mut self, key: Name) -> Entry {
+        let selector = self.selector(&key);
         let Some(relation) = self.take(relation) else {
             if !self.entry_ends() {
                 self.skip_entry(true);
             }
             let value = Value { kind: ValueKind::Invalid, span: key.span.clone() };
-            return Entry { key, relation: Relation::Assign, value };
+            return Entry { key, selector, relation: Relation::Assign, value };
         };
         let value = self.value().unwrap_or_else(|| {
             let span = self.peek().span.clone();
@@ -155,7 +156,14 @@ impl Reader<'_> {
             }
             Value { kind: ValueKind::Invalid, span }
         });
-        Entry { key, relation, value }
+        Entry { key, selector, relation, value }
+    }
+
+    /// `embedding` in `group embedding = adamw { … }`.
+    fn selector(&mut self, key: &Name) -> Option<Value> {
+        let next = self.peek();
+        let starts = matches!(next.kind, Kind::Word | Kind::Text) || next.text == "[";
+        (key.text == "group" && starts && !next.starts_line).then(|| self.take(value)).flatten()
     }
 
     /// A value, or a record, in which reading recovers. None: reported, and nothing is taken.

@@ -1,11 +1,12 @@
 //! `optimizer = adamw { lr = cosine(1e-3, warmup = 20, total = 400), betas = (0.9, 0.95), decay = 0.1 }`
 
+use super::group::{self, split};
 use super::rate::learning_rate;
 use super::section::{Keys, Section, assigned};
 use super::{Context, not_yet};
 use crate::ast::{Body, Entry, Name, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::spec::{At, LearningRate, Optimizer};
+use crate::spec::{At, Clip, Group, LearningRate, MuonScale, Optimizer};
 use crate::suggest::{either, nearest};
 
 /// An optimizer's name, its keys, and how its braces are read.
@@ -17,30 +18,27 @@ struct Known {
     lr: Option<f64>,
 }
 
-const LATER_KEYS: &[&str] = &["clip", "error_feedback", "correction", "dtype"];
+const LATER_KEYS: &[&str] = &["error_feedback", "correction", "dtype"];
 
-const KNOWN: [Known; 6] = [
+const KNOWN: [Known; 9] = [
     Known::new(
         "adamw",
         &["lr", "betas", "eps", "decay"],
-        &["clip", "error_feedback", "correction", "amsgrad", "dtype"],
+        &["error_feedback", "correction", "amsgrad", "dtype"],
         adamw,
         Some(1e-3),
     ),
-    Known::new(
-        "sgd",
-        &["lr", "momentum", "decay"],
-        &["clip", "error_feedback", "correction", "nesterov", "dtype"],
-        sgd,
-        None,
-    ),
+    Known::new("sgd", &["lr", "momentum", "decay"], &["error_feedback", "correction", "nesterov", "dtype"], sgd, None),
     Known::new("lion", &["lr", "betas", "decay"], LATER_KEYS, lion, Some(1e-4)),
     Known::new("signum", &["lr", "momentum", "decay"], LATER_KEYS, signum, Some(1e-4)),
     Known::new("nadam", &["lr", "betas", "eps", "momentum_decay", "decay"], LATER_KEYS, nadam, Some(1e-3)),
     Known::new("adan", &["lr", "betas", "eps", "decay"], LATER_KEYS, adan, Some(1e-3)),
+    Known::new("muon", &["lr", "momentum", "scale", "decay"], LATER_KEYS, muon, Some(1e-3)),
+    Known::new("normuon", &["lr", "betas", "decay"], LATER_KEYS, normuon, Some(1e-3)),
+    Known::new("mars", &["lr", "betas", "eps", "gamma", "decay"], LATER_KEYS, mars, Some(3e-3)),
 ];
 /// Optimizers of the design that are not built.
-const LATER: [&str; 7] = ["muon", "adam", "adafactor", "lamb", "soap", "mars", "normuon"];
+const LATER: [&str; 4] = ["adam", "adafactor", "lamb", "soap"];
 
 impl Known {
     const fn new(
@@ -54,26 +52,49 @@ impl Known {
     }
 }
 
-const ADAMW_DEFAULT: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
+pub(super) const ADAMW_DEFAULT: Optimizer = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
 const RATE_DEFAULT: LearningRate = LearningRate::Constant { lr: 1e-3 };
 
-type Found = (At<Optimizer>, At<LearningRate>);
+/// The optimizer of the file: how every parameter is updated.
+pub(super) struct Found {
+    pub optimizer: At<Optimizer>,
+    pub learning_rate: At<LearningRate>,
+    pub groups: Vec<Group>,
+    pub clip: Option<At<Clip>>,
+}
 
 /// Without an entry: AdamW with its defaults.
 pub(super) fn optimizer(cx: &mut Context, entry: Option<&Entry>) -> Option<Found> {
     let Some(entry) = entry else {
-        return Some((At { value: ADAMW_DEFAULT, span: 0..0 }, At { value: RATE_DEFAULT, span: 0..0 }));
+        let optimizer = At { value: ADAMW_DEFAULT, span: 0..0 };
+        let learning_rate = At { value: RATE_DEFAULT, span: 0..0 };
+        return Some(Found { optimizer, learning_rate, groups: Vec::new(), clip: None });
     };
     let value = assigned(cx, entry)?;
+    let parts = split(value);
+    let rule = rule(cx, &parts.own, "optimizer", None);
+    let clip = group::clip(cx, &parts.clip);
+    let groups = group::groups(cx, &parts.groups, rule.as_ref());
+    let (optimizer, learning_rate) = rule?;
+    Some(Found { groups: groups?, clip: clip?, optimizer, learning_rate })
+}
+
+/// One optimizer and its learning rate. `inherited`: the rate where it names none, in a group.
+pub(super) fn rule(
+    cx: &mut Context,
+    value: &Value,
+    key: &str,
+    inherited: Option<&At<LearningRate>>,
+) -> Option<(At<Optimizer>, At<LearningRate>)> {
     let empty = Body { entries: Vec::new(), span: value.span.clone(), broken: false };
     let (name, body) = match &value.kind {
         ValueKind::Word(word) => (Name { text: word.clone(), span: value.span.clone() }, &empty),
         ValueKind::Record(Some(name), body) => (name.clone(), body),
         ValueKind::Invalid => return None,
         other => {
-            let message = format!("`optimizer` is `adamw {{ … }}` or another optimizer, not {}", other.describe());
+            let message = format!("`{key}` is `adamw {{ … }}` or another optimizer, not {}", other.describe());
             let found = Diagnostic::error("P0207", value.span.clone(), message);
-            cx.report(found.help("write e.g. `optimizer = adamw { lr = 1e-3 }`"));
+            cx.report(found.help(format!("write e.g. `{key} = adamw {{ lr = 1e-3 }}`")));
             return None;
         }
     };
@@ -92,6 +113,7 @@ pub(super) fn optimizer(cx: &mut Context, entry: Option<&Entry>) -> Option<Found
     let section = Section::new(cx, known.name, &name.span, body, &known.keys);
     let rate = match (section.find("lr"), known.lr) {
         (Some(entry), _) => assigned(cx, entry).and_then(|v| learning_rate(cx, v)),
+        (None, _) if inherited.is_some() => inherited.cloned(),
         (None, Some(lr)) => Some(At { value: LearningRate::Constant { lr }, span: section.start.clone() }),
         (None, None) => {
             section.missing(cx, "lr", "lr = 0.1");
@@ -141,6 +163,35 @@ fn adan(cx: &mut Context, section: &Section<'_>) -> Option<Optimizer> {
     let (eps, decay) = (eps(cx, section), unit_share(cx, section, "decay", 0.02));
     let [beta1, beta2, beta3] = betas?;
     Some(Optimizer::Adan { beta1, beta2, beta3, eps: eps?, decay: decay? })
+}
+
+fn muon(cx: &mut Context, section: &Section<'_>) -> Option<Optimizer> {
+    let (momentum, decay) = (unit_share(cx, section, "momentum", 0.95), unit_share(cx, section, "decay", 0.1));
+    let scale = match section.value(cx, "scale") {
+        Some(value) => match cx.word(value, "scale", &["match_adamw", "original"], &[])? {
+            "original" => MuonScale::Original,
+            _ => MuonScale::MatchAdamW,
+        },
+        None => MuonScale::MatchAdamW,
+    };
+    Some(Optimizer::Muon { momentum: momentum?, scale, decay: decay? })
+}
+
+fn normuon(cx: &mut Context, section: &Section<'_>) -> Option<Optimizer> {
+    let (betas, decay) = (betas(cx, section, [0.95, 0.95]), unit_share(cx, section, "decay", 0.1));
+    let [momentum, beta2] = betas?;
+    Some(Optimizer::NorMuon { momentum, beta2, decay: decay? })
+}
+
+fn mars(cx: &mut Context, section: &Section<'_>) -> Option<Optimizer> {
+    let betas = betas(cx, section, [0.95, 0.99]);
+    let gamma = match section.value(cx, "gamma") {
+        Some(v) => cx.real(v, "gamma", "from 0 to 1", |x| (0.0..=1.0).contains(&x)).map(|at| at.value),
+        None => Some(0.025),
+    };
+    let (eps, decay) = (eps(cx, section), unit_share(cx, section, "decay", 0.01));
+    let [beta1, beta2] = betas?;
+    Some(Optimizer::Mars { beta1, beta2, eps: eps?, gamma: gamma?, decay: decay? })
 }
 
 fn eps(cx: &mut Context, section: &Section<'_>) -> Option<f64> {

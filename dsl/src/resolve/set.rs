@@ -184,6 +184,7 @@ fn apply_one(file: &mut File, parts: &Parts<'_>) -> Result<Span, Fault> {
                 let record = Body { entries, span: span.clone(), broken: false };
                 body.entries.push(Entry {
                     key: Name { text: "cost".into(), span: span.clone() },
+                    selector: None,
                     relation: Relation::Beside,
                     value: Value { kind: ValueKind::Record(None, record), span },
                 });
@@ -249,7 +250,7 @@ fn put(body: &mut Body, key: &str, parts: &Parts<'_>) -> Result<Span, Fault> {
     let at = end_of(body);
     let value = read(parts, &at)?;
     let key = Name { text: key.into(), span: at.clone() };
-    body.entries.push(Entry { key, relation: parts.relation(), value });
+    body.entries.push(Entry { key, selector: None, relation: parts.relation(), value });
     Ok(at)
 }
 
@@ -285,7 +286,7 @@ fn optimizer_entry(file: &mut File) -> &mut Entry {
         let end = file.len..file.len;
         let value = Value { kind: ValueKind::Word("adamw".into()), span: end.clone() };
         let key = Name { text: "optimizer".into(), span: end };
-        file.items.push(Item::Entry(Entry { key, relation: Relation::Assign, value }));
+        file.items.push(Item::Entry(Entry { key, selector: None, relation: Relation::Assign, value }));
         file.items.len() - 1
     });
     match &mut file.items[at] {

@@ -12,6 +12,17 @@
 //! | `Signum` | m = momentum m + (1-momentum) g; u = lr sign(m); w = (1 - lr decay) w - u | Bernstein et al. 2018 (arXiv 1802.04434), algorithm 2, decay decoupled |
 //! | `NAdam` | m, v as `AdamW`; c_t = b1 (1 - 0.96^(t momentum_decay)/2), C_t = c_1 … c_t; u = lr (c_{t+1}/(1-C_{t+1}) m + (1-c_t)/(1-C_t) g) / (sqrt(v/(1-b2^t)) + eps); w = (1 - lr decay) w - u | Dozat 2016; `torch.optim.NAdam` with decoupled decay |
 //! | `Adan` | e = g - g of the update before (0 at the first); m = b1 m + (1-b1) g; d = b2 d + (1-b2) e; v = b3 v + (1-b3) (g + b2 e)²; u = lr (m/(1-b1^t) + b2 d/(1-b2^t)) / (sqrt(v/(1-b3^t)) + eps); w = (w - u) / (1 + lr decay) | Xie et al. 2022 (arXiv 2208.06677) and the authors' code, its default (proximal) decay |
+//! | `Muon` | m = b1 m + (1-b1) g; x = orthogonal((1-b1) g + b1 m); u = lr s x; w = (1 - lr decay) w - u | Jordan et al. 2024 (the Muon post and repository); `torch.optim.Muon` |
+//! | `NorMuon` | x as `Muon`; v = b2 v + (1-b2) (mean over rows of x²), one value a column; y = x / (sqrt(v) + 1e-10); u = lr 0.2 sqrt(rows columns) y / norm(y); w = (1 - lr decay) w - u | Li et al. 2025 (arXiv 2510.05491), algorithm 1 |
+//! | `Mars` | c = g + gamma b1/(1-b1) (g - the gradient before, 0 at first), divided by its norm if that is above 1; then `AdamW` with c for g | Yuan et al. 2024 (arXiv 2411.10438), MARS-AdamW as its authors run it: approximate, the gradient before is that of the batch and the weights before |
+//!
+//! `Muon` and `NorMuon` are for matrices. orthogonal(G): X = G / (norm(G) + 1e-7), then five times A = X Xᵀ (Xᵀ X if there are more rows
+//! than columns), X = 3.4445 X + (2.0315 A² - 4.7750 A) X (or X (…)). s is 0.2 sqrt(max(rows, columns)), with which steps are as long as
+//! AdamW's, or the original sqrt(max(1, columns/rows)). Weights are `[in, out]`, the transposes of PyTorch's: what is
+//! said of columns here is said of rows, the neurons, in the papers. A matrix is orthogonalised as the model stores it: `attn.qkv.weight` as one
+//! matrix `[width, 3 width]`, not as three.
+//!
+//! Norms are Frobenius norms, with squares summed in f64.
 //!
 //! A correction for the delay of gradients changes what is subtracted, not the optimizer's states. Decay stays outside:
 //!
@@ -37,7 +48,7 @@ use serde::{Deserialize, Serialize};
 /// | 5 | eps |
 /// | 6 | step along m (`Lion`, `Signum`: along the sign): lr with what corrects m, e.g. lr/(1-b1^t) |
 /// | 7 | what remains of w: 1 - lr decay, or 1/(1 + lr decay) |
-/// | 8 | step along g (`NAdam`) or along d (`Adan`) |
+/// | 8 | step along g (`NAdam`) or along d (`Adan`); `Mars`: gamma b1/(1-b1) |
 /// | 9, 10 | b3, 1-b3 |
 /// | 11 | 0 at the first update, then 1 |
 /// | 12 | lambda D of `ErrorFeedback`; c of `Nesterov` |
@@ -89,6 +100,23 @@ pub enum Optimizer {
         eps: f64,
         decay: f64,
     },
+    Muon {
+        momentum: f64,
+        decay: f64,
+    },
+    #[serde(rename = "normuon")]
+    NorMuon {
+        momentum: f64,
+        beta2: f64,
+        decay: f64,
+    },
+    Mars {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        gamma: f64,
+        decay: f64,
+    },
 }
 
 impl Optimizer {
@@ -100,6 +128,9 @@ impl Optimizer {
             Optimizer::Signum { .. } => OptimizerKind::Signum,
             Optimizer::NAdam { .. } => OptimizerKind::NAdam,
             Optimizer::Adan { .. } => OptimizerKind::Adan,
+            Optimizer::Muon { .. } => OptimizerKind::Muon,
+            Optimizer::NorMuon { .. } => OptimizerKind::NorMuon,
+            Optimizer::Mars { .. } => OptimizerKind::Mars,
         }
     }
 }
@@ -113,16 +144,21 @@ pub enum OptimizerKind {
     Signum,
     NAdam,
     Adan,
+    Muon,
+    NorMuon,
+    Mars,
 }
 
 impl OptimizerKind {
-    pub const ALL: [OptimizerKind; 6] = [
+    /// Those that end in different elementwise steps.
+    pub const STEPS: [OptimizerKind; 7] = [
         OptimizerKind::AdamW,
         OptimizerKind::Sgd,
         OptimizerKind::Lion,
         OptimizerKind::Signum,
         OptimizerKind::NAdam,
         OptimizerKind::Adan,
+        OptimizerKind::Muon,
     ];
 
     /// As in specs and in kernels' names.
@@ -134,14 +170,49 @@ impl OptimizerKind {
             OptimizerKind::Signum => "signum",
             OptimizerKind::NAdam => "nadam",
             OptimizerKind::Adan => "adan",
+            OptimizerKind::Muon => "muon",
+            OptimizerKind::NorMuon => "normuon",
+            OptimizerKind::Mars => "mars",
         }
     }
 
-    /// States beside each weight, in the order of a parameter's buffers and of a kernel's operands; each has the weight's
+    /// The optimizer whose elementwise step ends this one's update: this one, unless a gradient is prepared for another's step.
+    /// `Muon`'s subtracts lr times what it is given.
+    pub fn step(self) -> OptimizerKind {
+        match self {
+            OptimizerKind::NorMuon => OptimizerKind::Muon,
+            OptimizerKind::Mars => OptimizerKind::AdamW,
+            other => other,
+        }
+    }
+
+    /// Why the update can't be one elementwise step in the kernel that makes the gradient; none if it can.
+    pub fn unfused(self) -> Option<&'static str> {
+        match self {
+            OptimizerKind::Muon => Some("Muon multiplies the whole momentum with itself"),
+            OptimizerKind::NorMuon => Some("NorMuon multiplies the whole momentum with itself"),
+            OptimizerKind::Mars => Some("MARS needs the norm of the whole gradient"),
+            _ => None,
+        }
+    }
+
+    /// Buffers that prepare a gradient for the step, with their elements; `shape` is the weight's. `Mars` keeps the gradient before.
+    pub fn prepared(self, shape: &[u64]) -> Vec<(&'static str, u64)> {
+        let len = shape.iter().product();
+        match self {
+            OptimizerKind::Muon => vec![("momentum", len)],
+            OptimizerKind::NorMuon => vec![("momentum", len), ("moment", *shape.last().unwrap_or(&1))],
+            OptimizerKind::Mars => vec![("before", len)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// States of the step, in the order of a parameter's buffers and of a kernel's operands; each has the weight's
     /// shape and is zero at the start. `diff` is d, `before` the negative of the last gradient.
     pub fn states(self) -> &'static [&'static str] {
         match self {
-            OptimizerKind::AdamW | OptimizerKind::NAdam => &["m", "v"],
+            OptimizerKind::Muon | OptimizerKind::NorMuon => &[],
+            OptimizerKind::AdamW | OptimizerKind::NAdam | OptimizerKind::Mars => &["m", "v"],
             OptimizerKind::Sgd | OptimizerKind::Lion | OptimizerKind::Signum => &["m"],
             OptimizerKind::Adan => &["m", "diff", "v", "before"],
         }
@@ -170,7 +241,18 @@ impl UpdateRule {
         UpdateRule { kind, correction: None, writes: Writes::InPlace }
     }
 
-    /// The optimizer's states, then the correction's.
+    /// The same, from the prepared gradient on: what [`OptimizerKind::step`] says.
+    pub fn step(self) -> Self {
+        UpdateRule { kind: self.kind.step(), ..self }
+    }
+
+    /// All buffers beside a weight of `shape`, with their elements: what prepares the gradient, then the step's [`states`](Self::states).
+    pub fn buffers(self, shape: &[u64]) -> Vec<(&'static str, u64)> {
+        let len = shape.iter().product();
+        self.kind.prepared(shape).into_iter().chain(self.states().into_iter().map(|name| (name, len))).collect()
+    }
+
+    /// The step's states: the optimizer's, then the correction's.
     pub fn states(self) -> Vec<&'static str> {
         let more = self.correction.map_or(&[][..], CorrectionKind::states);
         self.kind.states().iter().chain(more).copied().collect()

@@ -112,14 +112,18 @@ pub struct Param {
     pub name: String,
     pub shape: Vec<u64>,
     pub init: Init,
+    /// Index into [`Manifest::groups`].
+    pub group: u32,
     /// Whether weight decay applies (parameters of two or more dimensions).
     pub decay: bool,
     /// Ring `weights`, by version; under policy `predicted` two slots, the weights and the prediction.
     pub weight: Place,
-    /// Optimizer state, see [`UpdateRule::states`]; zero at the start.
+    /// Optimizer state, see [`UpdateRule::buffers`]; zero at the start.
     pub state: Vec<Place>,
-    /// Gradient accumulator; none when accumulate = 1 and the update is fused.
+    /// Gradient accumulator; none when accumulate = 1 and the update is fused. An update that isn't may change it.
     pub gradient: Option<Place>,
+    /// Why the update is not made by the kernel of the last weight gradient; none if it is. For people.
+    pub unfused: Option<String>,
 }
 
 /// Buffers of a stage that the runtime itself reads or writes.
@@ -136,7 +140,7 @@ pub struct StageIo {
     pub send_f: Option<Place>,
     pub recv_b: Option<Place>,
     pub send_b: Option<Place>,
-    /// Two vectors of [`HYPER_LEN`] f32: for parameters with decay, then without. Written before the first kernel that updates.
+    /// For each group two vectors of [`HYPER_LEN`] f32: for parameters with decay, then without. Written before the first kernel that updates.
     pub hyper: Place,
     /// u64 in ring `weights`: the version that lies in the slot, written by U.
     pub version: Place,
@@ -232,6 +236,13 @@ pub struct DataShape {
     pub vocab: u32,
 }
 
+/// An optimizer and the parameters' share of it: see [`Param::group`].
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    pub optimizer: Optimizer,
+    pub learning_rate: LearningRate,
+}
+
 /// Facts that the compiler proved, for the run's closing comparison.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Proved {
@@ -253,8 +264,8 @@ pub struct Manifest {
     /// LLVM version that made the images.
     pub llvm: String,
     pub data: DataShape,
-    pub optimizer: Optimizer,
-    pub learning_rate: LearningRate,
+    /// How parameters are updated, by group; at least one.
+    pub groups: Vec<Group>,
     /// How updates are corrected for their delay, if at all.
     pub correction: Option<Correction>,
     /// Drain and refill every this many updates (`pipeline.boundary`); none: only at the end.
@@ -268,10 +279,15 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The rule of this run's updates; where they write depends on the stage.
-    pub fn rule(&self) -> UpdateRule {
-        let kind = self.optimizer.kind();
+    /// The rule of a group's updates; where they write depends on the stage.
+    pub fn rule(&self, group: &Group) -> UpdateRule {
+        let kind = group.optimizer.kind();
         UpdateRule { correction: self.correction.as_ref().and_then(|c| c.kind(kind)), ..UpdateRule::plain(kind) }
+    }
+
+    /// Updates that the learning rates are made for, if one ends: the longest.
+    pub fn updates_planned(&self) -> Option<u64> {
+        self.groups.iter().filter_map(|g| g.learning_rate.total()).max()
     }
 }
 

@@ -15,7 +15,7 @@
 //!    transfer rings) share a byte, and a kernel argument lies inside one of them or outside all.
 //! 6. *Calls*: a kernel exists in the stage's image, and gets the arguments and the scratch that it takes.
 //! 7. *Images*: exports are known kernels, ascending, and start inside the code.
-//! 8. *Names*: parameter names are unique over all stages.
+//! 8. *Names*: parameter names are unique over all stages. There is a group, and each parameter is in one that exists.
 
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
@@ -134,6 +134,7 @@ fn streams(m: &Manifest) -> Check {
 fn settings(m: &Manifest) -> Check {
     let d = m.data;
     ensure!(d.microbatch > 0 && d.context > 0 && d.vocab > 0, "the data's shape has a zero");
+    ensure!(!m.groups.is_empty(), "there is no optimizer");
     ensure!(m.boundary != Some(0), "the boundary comes every 0 updates");
     ensure!(m.proved.bubble.iter().all(|b| b.is_finite()), "a proved bubble is not a number");
     m.correction.as_ref().map_or(Ok(()), |c| correction(c, m.stages.len()))
@@ -208,15 +209,25 @@ fn copies(policy: Policy, rings: &RingSizes) -> u32 {
 }
 
 fn params(stage: &Stage, m: &Manifest) -> Check {
-    let (states, copies) = (m.rule().states().len(), copies(m.program.policy, &stage.rings));
+    let copies = copies(m.program.policy, &stage.rings);
     for p in &stage.params {
-        let bytes = p.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d));
         let name = &p.name;
-        ensure!(p.state.len() == states, "`{name}` has {} optimizer states instead of {states}", p.state.len());
+        let Some(group) = m.groups.get(p.group as usize) else {
+            return Err(format!("`{name}` is in group {}, and there are {}", p.group, m.groups.len()));
+        };
+        let Some(bytes) = p.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d)) else {
+            return Err(format!("`{name}` is too large"));
+        };
+        // No larger than the weight, so their bytes don't overflow.
+        let states = m.rule(group).buffers(&p.shape);
+        let count = states.len();
+        ensure!(p.state.len() == count, "`{name}` has {} optimizer states instead of {count}", p.state.len());
         ensure!(p.weight.slots == copies, "`{name}` has {} copies instead of {copies}", p.weight.slots);
-        for place in p.state.iter().chain([&p.weight]).chain(&p.gradient) {
-            let fits = (place.slots == 1 || *place == p.weight) && Some(place.bytes) == bytes;
-            ensure!(fits, "a buffer of `{name}` has {} bytes, which is not its shape's size", place.bytes);
+        let weights = [&p.weight].into_iter().chain(&p.gradient).map(|place| (place, bytes));
+        let wanted = p.state.iter().zip(states.iter().map(|s| 4 * s.1)).chain(weights);
+        for (place, bytes) in wanted {
+            let fits = (place.slots == 1 || *place == p.weight) && place.bytes == bytes;
+            ensure!(fits, "a buffer of `{name}` has {} bytes, and its shape takes {bytes}", place.bytes);
         }
     }
     Ok(())
@@ -248,7 +259,8 @@ fn io(m: &Manifest, stage: &Stage) -> Check {
     buffer("the activations to send", io.send_f, sends_f, None, Some(rings.send_f))?;
     buffer("the received gradients", io.recv_b, !last, None, Some(rings.recv_b))?;
     buffer("the gradients to send", io.send_b, sends_b, None, Some(rings.send_b))?;
-    buffer("the hyper-parameters", Some(io.hyper), true, Some(2 * 4 * HYPER_LEN as u64), Some(1))?;
+    let hyper_bytes = m.groups.len() as u64 * 2 * 4 * HYPER_LEN as u64;
+    buffer("the hyper-parameters", Some(io.hyper), true, Some(hyper_bytes), Some(1))?;
     buffer("the versions", Some(io.version), true, Some(8), Some(rings.weights))?;
     buffer("the versions seen", Some(io.version_seen), true, Some(8), Some(rings.stash))
 }

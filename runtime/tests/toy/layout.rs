@@ -38,8 +38,7 @@ pub fn manifest(toy: Toy) -> Manifest {
         cpu: "x86-64-v3".into(),
         llvm: "none".into(),
         data: DataShape { microbatch: MICROBATCH as u32, context: CONTEXT as u32, vocab: VOCAB },
-        optimizer: Optimizer::Sgd { momentum: MOMENTUM, decay: DECAY },
-        learning_rate: RATE,
+        groups: vec![Group { optimizer: Optimizer::Sgd { momentum: MOMENTUM, decay: DECAY }, learning_rate: RATE }],
         correction: None,
         boundary: toy.boundary,
         program: Program {
@@ -101,10 +100,12 @@ fn param(layer: usize, accumulate: u32, bump: &mut Bump) -> Param {
         name: format!("layer.{layer}.w"),
         shape: vec![WIDTH as u64],
         init: Init::Normal { std: 0.3 },
+        group: 0,
         decay: layer.is_multiple_of(2),
         weight: bump.one(bytes),
         state: vec![bump.one(bytes)],
         gradient: (accumulate > 1).then(|| bump.one(bytes)),
+        unfused: None,
     }
 }
 

@@ -64,7 +64,7 @@ fn weight_gradients(m: u32, n: u32, k: u32, cpu: CpuClass) {
     let gradient = |sink| MatMul { m, n, k, form: Form::TN, epilogue: Epilogue::Gradient(sink) };
     let stored = report(&gradient(Sink::Store), cpu, None);
     let added = report(&gradient(Sink::Add), cpu, None);
-    for rule in OptimizerKind::ALL.map(UpdateRule::plain) {
+    for rule in OptimizerKind::STEPS.map(UpdateRule::plain) {
         let update = seconds(KernelOp::Update { len: u64::from(m * n), rule }, cpu).0;
         report(&gradient(Sink::Update { rule, accumulated: false }), cpu, Some(stored + update));
         report(&gradient(Sink::Update { rule, accumulated: true }), cpu, Some(added + update));

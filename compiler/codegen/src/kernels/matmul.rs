@@ -112,6 +112,7 @@ impl EpilogueText {
             Epilogue::BiasResidual => (&[("bias", true), ("r", false)], &["c"]),
             Epilogue::BiasGelu => (&[("bias", true)], &["pre", "c"]),
             Epilogue::GeluGrad => (&[("pre", false)], &["c"]),
+            Epilogue::Blend { .. } => (&[("r", false)], &["c"]),
         };
         for &(name, along_columns) in inputs {
             func.input(name, if along_columns { &n } else { &c }, "f32");
@@ -194,6 +195,11 @@ fn elements(r: &mut Region, epilogue: Epilogue, parts: &[String]) -> Vec<String>
         Epilogue::GeluGrad => {
             let slope = math::gelu_grad(r, "%pre_el");
             vec![r.mul(&sum, &slope)]
+        }
+        Epilogue::Blend { product_bits, other_bits } => {
+            let [product, other] = [product_bits, other_bits].map(|bits| r.constant(f32::from_bits(bits)));
+            let (product, other) = (r.mul(&sum, &product), r.mul("%r_el", &other));
+            vec![r.add(&product, &other)]
         }
     }
 }

@@ -17,6 +17,7 @@ pub mod math;
 pub mod matmul;
 mod matmul_strategy;
 pub mod nest;
+pub mod part;
 pub mod reduce;
 pub mod rows;
 pub mod sink;
@@ -46,5 +47,6 @@ pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
         KernelOp::Attention { .. } | KernelOp::AttentionGrad { .. } => attention::source(kernel, cpu),
         KernelOp::CrossEntropy { .. } => cross_entropy::source(kernel, cpu),
         KernelOp::Update { .. } => update::source(kernel, cpu),
+        KernelOp::Part(part) => part::source(&kernel.name, *part, cpu),
     }
 }

@@ -13,12 +13,13 @@ use model::target::CpuClass;
 /// hyper-parameters `%h0` …; defines `%w_new`, `%m_new` …. Formulas and indices: [`artifact::optimizer`].
 pub fn update_body(rule: UpdateRule) -> String {
     let mut step = match rule.kind {
-        OptimizerKind::AdamW => [AVERAGE, SQUARE, ROOT, ADAMW].concat(),
+        OptimizerKind::AdamW | OptimizerKind::Mars => [AVERAGE, SQUARE, ROOT, ADAMW].concat(),
         OptimizerKind::Sgd => SGD.into(),
         OptimizerKind::Lion => lion(),
         OptimizerKind::Signum => AVERAGE.to_owned() + &sign("m_new"),
         OptimizerKind::NAdam => [AVERAGE, SQUARE, ROOT, NADAM].concat(),
         OptimizerKind::Adan => [AVERAGE, ADAN_MOMENTS, ROOT, ADAN].concat(),
+        OptimizerKind::Muon | OptimizerKind::NorMuon => ALONG.into(),
     };
     match rule.correction {
         Some(CorrectionKind::ErrorFeedback) => step = step.replace("%w_step", "%last_new") + FEEDBACK,
@@ -50,6 +51,8 @@ const ROOT: &str = "\
 %v_root = math.sqrt %v_hat : f32
 %v_safe = arith.addf %v_root, %h5 : f32
 ";
+/// What is along a direction that was prepared.
+const ALONG: &str = "%w_step = arith.mulf %g_el, %h6 : f32\n";
 const ADAMW: &str = "\
 %direction = arith.divf %m_new, %v_safe : f32
 %w_step = arith.mulf %direction, %h6 : f32

@@ -1,0 +1,98 @@
+//! The parts of updates that look at a whole tensor, against f64.
+
+use crate::harness::{Data, assert_close, random, run, runnable};
+use crate::optimizers::squares;
+use model::kernel::{Factor, KernelOp, UpdatePart};
+
+const LENGTHS: [usize; 6] = [1, 7, 32, 63, 100, 4099];
+
+/// The second operand starts as NaN where it must not be read.
+fn sum(x: &[f32], before: Option<f64>, cpu: model::target::CpuClass) -> f64 {
+    let part = UpdatePart::SumSquares { len: x.len() as u64, add: before.is_some() };
+    let data = [Data::F32(x.to_vec()), Data::F64(vec![before.unwrap_or(f64::NAN)])];
+    run(KernelOp::Part(part), cpu, &data)[1].f64()[0]
+}
+
+#[test]
+fn squares_are_summed_in_f64_and_alike_on_every_cpu() {
+    for len in LENGTHS {
+        let x = random(1, len);
+        let exact: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
+        let found: Vec<f64> = runnable().into_iter().map(|cpu| sum(&x, None, cpu)).collect();
+        assert!((found[0] / exact - 1.0).abs() < 1e-12, "{len}: {} instead of {exact}", found[0]);
+        assert!(found.iter().all(|f| f.to_bits() == found[0].to_bits()), "{len}: {found:?}");
+        let cpu = runnable()[0];
+        assert_eq!(sum(&x, Some(2.5), cpu), 2.5 + found[0], "{len}");
+    }
+    assert!(sum(&[1.0, f32::NAN], None, runnable()[0]).is_nan());
+}
+
+fn scaled(x: &[f32], sum: f64, factor: Factor, cpu: model::target::CpuClass) -> Vec<f32> {
+    let part = KernelOp::Part(UpdatePart::Scale { len: x.len() as u64, factor });
+    run(part, cpu, &[Data::F64(vec![sum]), Data::F32(x.to_vec())])[1].f32().to_vec()
+}
+
+#[test]
+fn a_tensor_is_scaled_by_its_norm() {
+    for cpu in runnable() {
+        for len in LENGTHS {
+            let x = random(1, len);
+            for (sum, factor, by) in [
+                (6.25, Factor::Unit, 1.0 / (2.5 + 1e-7)),
+                (0.0, Factor::Unit, 1e7),
+                (6.25, Factor::To { target_bits: 3.0f64.to_bits() }, 3.0 / (2.5 + 1e-10)),
+                (6.25, Factor::AtMost { max_bits: 0.5f64.to_bits() }, 0.2),
+                (6.25, Factor::AtMost { max_bits: 2.5f64.to_bits() }, 1.0),
+                (0.0, Factor::AtMost { max_bits: 0.5f64.to_bits() }, 1.0),
+            ] {
+                let expected: Vec<f32> = x.iter().map(|x| x * (by as f32)).collect();
+                assert_eq!(scaled(&x, sum, factor, cpu), expected, "{factor:?} {sum} {len}");
+            }
+        }
+        // A gradient that is not finite is not hidden.
+        let found = scaled(&[1.0], f64::NAN, Factor::AtMost { max_bits: 1.0f64.to_bits() }, cpu);
+        assert!(found[0].is_nan());
+    }
+}
+
+#[test]
+fn momentum_looks_ahead_and_a_correction_remembers() {
+    let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
+    (h[0], h[1], h[8]) = (0.95, 0.05, 0.475);
+    for cpu in runnable() {
+        for len in LENGTHS {
+            let (g, state) = (random(1, len), random(2, len));
+            let data = [h.clone(), g.clone(), state.clone()].map(Data::F32);
+            let wide = |i: usize| (f64::from(g[i]), f64::from(state[i]));
+            let after = run(KernelOp::Part(UpdatePart::Momentum { len: len as u64 }), cpu, &data);
+            let m: Vec<f64> = (0..len).map(wide).map(|(g, m)| 0.95 * m + 0.05 * g).collect();
+            let ahead: Vec<f64> = (0..len).map(|i| wide(i).0 + 0.95 * (m[i] - wide(i).0)).collect();
+            assert_close("m", after[2].f32(), &m, 3e-7);
+            assert_close("look-ahead", after[1].f32(), &ahead, 3e-7);
+            let after = run(KernelOp::Part(UpdatePart::Correct { len: len as u64 }), cpu, &data);
+            let corrected: Vec<f64> = (0..len).map(wide).map(|(g, before)| g + 0.475 * (g - before)).collect();
+            assert_close("corrected", after[1].f32(), &corrected, 3e-7);
+            assert_eq!(after[2].f32(), g);
+        }
+    }
+}
+
+#[test]
+fn columns_are_divided_by_the_root_of_their_moment() {
+    let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
+    (h[2], h[3]) = (0.9, 0.1);
+    for cpu in runnable() {
+        for (rows, width) in [(1, 1), (5, 3), (37, 61), (16, 8), (2, 200)] {
+            let (x, v) = (random(1, rows * width), squares(2, width));
+            let data = [h.clone(), x.clone(), v.clone()].map(Data::F32);
+            let part = UpdatePart::Columns { rows: rows as u32, width: width as u32 };
+            let after = run(KernelOp::Part(part), cpu, &data);
+            let mean = |j: usize| (0..rows).map(|i| f64::from(x[i * width + j]).powi(2)).sum::<f64>() / rows as f64;
+            let moment: Vec<f64> = (0..width).map(|j| 0.9 * f64::from(v[j]) + 0.1 * mean(j)).collect();
+            let divided: Vec<f64> =
+                (0..rows * width).map(|i| f64::from(x[i]) / (moment[i % width].sqrt() + 1e-10)).collect();
+            assert_close("v", after[2].f32(), &moment, 1e-6);
+            assert_close("x", after[1].f32(), &divided, 1e-6);
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The updates of a stage that no weight-gradient kernel can take in: kernel calls over the parameters' buffers and temporaries.
+//!
+//! Each parameter's accumulated gradient is clipped, prepared by its optimizer, and ends in [`KernelOp::Update`], the elementwise
+//! step that fused updates run too. What prepares it works in place on the accumulator, whose gradient is used up.
+//!
+//! # Muon
+//!
+//! With n the smaller and d the larger dimension, the iteration needs two matrices n x n and one n x d beside the accumulator, between
+//! which and the accumulator X goes back and forth. The longer side is never multiplied with itself: A = X Xᵀ for wide matrices, XᵀX
+//! for tall ones, so that nothing is transposed in memory. The factor of the step's length goes into the last product.
+
+use crate::gpt::ParamDecl;
+use crate::kernel::{Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, UpdatePart, UpdateRule, Writes};
+use crate::rules::{Clip, GroupRule, MuonScale, Rules};
+
+/// An argument of a kernel call, before it has a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arg {
+    /// The parameter's; where the newest version is left as it is, that and the next.
+    Weight,
+    Gradient,
+    State(usize),
+    Hyper,
+    /// Index into [`UpdatePlan::temporaries`].
+    Temporary(usize),
+}
+
+/// A kernel call for a parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpdateStep {
+    pub op: KernelOp,
+    /// Index into the stage's parameters.
+    pub param: usize,
+    pub args: Vec<Arg>,
+}
+
+/// A stage's unfused updates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpdatePlan {
+    /// By parameter: why its last weight gradient does not take its update in; none if it does.
+    pub unfused: Vec<Option<&'static str>>,
+    pub steps: Vec<UpdateStep>,
+    /// Where the steps write the weights: [`Arg::Weight`] is one operand or two.
+    pub writes: Writes,
+    /// Bytes of each temporary.
+    pub temporaries: Vec<u64>,
+}
+
+/// Newton-Schulz iterations and their coefficients: X <- a X + (b A + c A A) X.
+const ITERATIONS: u32 = 5;
+const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+/// RMS of AdamW's steps at rate 1, about.
+const ADAMW_RMS: f64 = 0.2;
+
+impl UpdatePlan {
+    /// The updates of `params`. `fuse`: run them in weight gradients where that can be.
+    pub fn new(params: &[ParamDecl], rules: &Rules, fuse: bool, writes: Writes) -> Self {
+        let why = |p: &ParamDecl| if fuse { rules.unfused(&p.name, &p.shape) } else { Some("`fuse = off`") };
+        let unfused = params.iter().map(why).collect();
+        let mut plan = UpdatePlan { unfused, steps: Vec::new(), writes, temporaries: Vec::new() };
+        if let Some(Clip::PerStage { max }) = rules.clip {
+            plan.clip_together(params, max);
+        }
+        for (i, param) in params.iter().enumerate().filter(|(i, _)| plan.unfused[*i].is_some()).collect::<Vec<_>>() {
+            let shape = &param.shape;
+            let mut writer = Writer { plan: &mut plan, param: i, len: shape.iter().product() };
+            if let Some(Clip::PerTensor { max }) = rules.clip {
+                writer.at_most(max);
+            }
+            writer.update(rules.of(&param.name, shape), shape);
+        }
+        plan
+    }
+
+    /// One norm for all parameters, summed in their order.
+    fn clip_together(&mut self, params: &[ParamDecl], max: f64) {
+        let sum = self.temporary(8);
+        let lens: Vec<u64> = params.iter().map(|p| p.shape.iter().product()).collect();
+        for (param, &len) in lens.iter().enumerate() {
+            let op = UpdatePart::SumSquares { len, add: param > 0 };
+            self.push(KernelOp::Part(op), param, &[Arg::Gradient, sum]);
+        }
+        let factor = Factor::AtMost { max_bits: max.to_bits() };
+        for (param, &len) in lens.iter().enumerate() {
+            self.push(KernelOp::Part(UpdatePart::Scale { len, factor }), param, &[sum, Arg::Gradient]);
+        }
+    }
+
+    fn temporary(&mut self, bytes: u64) -> Arg {
+        self.temporaries.push(bytes);
+        Arg::Temporary(self.temporaries.len() - 1)
+    }
+
+    fn push(&mut self, op: KernelOp, param: usize, args: &[Arg]) {
+        self.steps.push(UpdateStep { op, param, args: args.to_vec() });
+    }
+}
+
+/// Writes the calls of one parameter.
+struct Writer<'a> {
+    plan: &'a mut UpdatePlan,
+    param: usize,
+    /// Elements.
+    len: u64,
+}
+
+impl Writer<'_> {
+    fn push(&mut self, op: KernelOp, args: &[Arg]) {
+        self.plan.push(op, self.param, args);
+    }
+
+    fn part(&mut self, part: UpdatePart, args: &[Arg]) {
+        self.push(KernelOp::Part(part), args);
+    }
+
+    /// Multiplies `x` by a factor of its norm.
+    fn by_norm(&mut self, x: Arg, factor: Factor) {
+        let (sum, len) = (self.plan.temporary(8), self.len);
+        self.part(UpdatePart::SumSquares { len, add: false }, &[x, sum]);
+        self.part(UpdatePart::Scale { len, factor }, &[sum, x]);
+    }
+
+    fn at_most(&mut self, max: f64) {
+        self.by_norm(Arg::Gradient, Factor::AtMost { max_bits: max.to_bits() });
+    }
+
+    fn update(&mut self, group: &GroupRule, shape: &[u64]) {
+        let (rule, len) = (group.rule, self.len);
+        let direction = match rule.kind {
+            OptimizerKind::Muon => self.muon(shape, factor(group.scale, shape)),
+            OptimizerKind::NorMuon => self.normuon(shape),
+            OptimizerKind::Mars => {
+                self.part(UpdatePart::Correct { len }, &[Arg::Hyper, Arg::Gradient, Arg::State(0)]);
+                self.at_most(1.0);
+                Arg::Gradient
+            }
+            _ => Arg::Gradient,
+        };
+        let first = rule.kind.prepared(shape).len();
+        let states = (0..rule.states().len()).map(|i| Arg::State(first + i));
+        let args: Vec<Arg> = [direction, Arg::Weight].into_iter().chain(states).chain([Arg::Hyper]).collect();
+        let rule = UpdateRule { writes: self.plan.writes, ..rule.step() };
+        self.push(KernelOp::Update { len, rule }, &args);
+    }
+
+    /// The momentum's look-ahead, made orthogonal and multiplied by `factor`; gives its place.
+    fn muon(&mut self, shape: &[u64], factor: f64) -> Arg {
+        let len = self.len;
+        self.part(UpdatePart::Momentum { len }, &[Arg::Hyper, Arg::Gradient, Arg::State(0)]);
+        self.by_norm(Arg::Gradient, Factor::Unit);
+        let [rows, columns] = [0, 1].map(|i| shape[i] as u32);
+        let (n, d) = (rows.min(columns), rows.max(columns));
+        let square = 4 * u64::from(n) * u64::from(n);
+        let [a, b] = [square, square].map(|bytes| self.plan.temporary(bytes));
+        let mut x = [Arg::Gradient, self.plan.temporary(4 * len)];
+        let [c0, c1, c2] = COEFFICIENTS;
+        let blend = |product: f64, other: f64| {
+            let [product_bits, other_bits] = [product, other].map(|x| (x as f32).to_bits());
+            Epilogue::Blend { product_bits, other_bits }
+        };
+        for i in 1..=ITERATIONS {
+            let scale = if i == ITERATIONS { factor } else { 1.0 };
+            let tall = rows > columns;
+            let form = if tall { Form::TN } else { Form::NT };
+            self.matmul((n, n, d), form, Epilogue::Store, &[x[0], x[0], a]);
+            self.matmul((n, n, n), Form::NN, blend(c2, c1), &[a, a, a, b]);
+            let (shape, left, right) = if tall { ((d, n, n), x[0], b) } else { ((n, d, n), b, x[0]) };
+            self.matmul(shape, Form::NN, blend(scale, scale * c0), &[left, right, x[0], x[1]]);
+            x.swap(0, 1);
+        }
+        x[0]
+    }
+
+    fn normuon(&mut self, shape: &[u64]) -> Arg {
+        let x = self.muon(shape, 1.0);
+        let [rows, width] = [0, 1].map(|i| shape[i] as u32);
+        self.part(UpdatePart::Columns { rows, width }, &[Arg::Hyper, x, Arg::State(1)]);
+        let target = ADAMW_RMS * (self.len as f64).sqrt();
+        self.by_norm(x, Factor::To { target_bits: target.to_bits() });
+        x
+    }
+
+    fn matmul(&mut self, (m, n, k): (u32, u32, u32), form: Form, epilogue: Epilogue, args: &[Arg]) {
+        self.push(KernelOp::MatMul(MatMul { m, n, k, form, epilogue }), args);
+    }
+}
+
+/// What an orthogonal matrix is multiplied by; weights are `[in, out]`.
+fn factor(scale: MuonScale, shape: &[u64]) -> f64 {
+    let [rows, columns] = [0, 1].map(|i| shape[i] as f64);
+    match scale {
+        MuonScale::MatchAdamW => ADAMW_RMS * rows.max(columns).sqrt(),
+        MuonScale::Original => (columns / rows).max(1.0).sqrt(),
+    }
+}
