@@ -68,12 +68,12 @@ fn versions_of_the_weights_are_counted_to_the_byte() {
 #[test]
 fn updates_of_many_calls_stay_in_the_arena() {
     let project = Project::new(SPEC);
-    for optimizer in [
-        "muon { clip = per_stage(1) }",
-        "normuon { clip = per_tensor(0.5), group \"*.mlp.*.weight\" = mars, group head = lion }",
+    for (optimizer, schedule) in [
+        ("muon { clip = per_stage(1) }", "async_1f1b"),
+        ("normuon { clip = per_tensor(0.5), group \"*.mlp.*.weight\" = mars, group head = lion }", "pipedream"),
     ] {
-        let optimizer = format!("optimizer={optimizer}");
-        let sets = ["--set", &optimizer];
+        let (optimizer, schedule) = (format!("optimizer={optimizer}"), format!("pipeline.schedule={schedule}"));
+        let sets = ["--set", &optimizer, "--set", &schedule];
         let report = checked(&project, &sets);
         let trained = project.train("spec.pace", 4, &sets);
         for (rank, computed) in report["ranks"].as_array().unwrap().iter().enumerate() {

@@ -108,10 +108,9 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let staleness = pipeline::staleness(cx, items.staleness, pipeline.as_ref().map(|(_, schedule)| schedule));
     let optimizer = optimizer::optimizer(cx, items.optimizer);
     let require = pipeline::require(cx, items.require, model.is_some(), machine.as_ref().map(|m| &m.ranks));
-    if let (Some(correction), Some((optimizer, _))) =
-        (staleness.as_ref().and_then(|s| s.correction.as_ref()), &optimizer)
-    {
-        correction::fits(cx, correction, optimizer);
+    if let (Some(correction), Some(found)) = (staleness.as_ref().and_then(|s| s.correction.as_ref()), &optimizer) {
+        let written = found.groups.iter().filter(|g| !g.implied).map(|g| &g.optimizer);
+        written.chain([&found.optimizer]).for_each(|optimizer| correction::fits(cx, correction, optimizer));
     }
     let (pipeline, schedule) = pipeline?;
     let optimizer::Found { optimizer, learning_rate, groups, clip } = optimizer?;

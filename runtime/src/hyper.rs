@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn mars_corrects_by_gamma_and_steps_as_adamw() {
-        let at = |optimizer| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, 3, 0.0)[0];
+        let at = |optimizer| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, 3, &Terms::NONE)[0];
         let (beta1, beta2, eps, decay) = (0.95, 0.99, 1e-8, 0.1);
         let mut mars = at(Optimizer::Mars { beta1, beta2, eps, gamma: 0.025, decay });
         assert_eq!(mars[8], 0.475);

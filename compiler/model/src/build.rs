@@ -293,6 +293,7 @@ impl Lower<'_> {
             Arg::Hyper => vec![self.layout.hyper(param)],
             Arg::Temporary(i) => vec![self.layout.update_temporaries[i]],
         }
+    }
 
     fn call(&mut self, op: KernelOp, mut args: Vec<Place>) -> Call {
         let kernel = self.kernels.id(op);

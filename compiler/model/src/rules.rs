@@ -48,7 +48,8 @@ impl Rules {
                 _ => MuonScale::MatchAdamW,
             };
             let kind = optimizer_kind(optimizer);
-            GroupRule::new(selectors, UpdateRule { kind, correction: correction.and_then(|c| c.kind(kind)) }, scale)
+            let correction = correction.and_then(|c| c.kind(kind));
+            GroupRule::new(selectors, UpdateRule { correction, ..UpdateRule::plain(kind) }, scale)
         };
         let selectors = |g: &Group| g.selectors.iter().map(|s| s.value.clone()).collect();
         let groups = spec.groups.iter().map(|g| group(selectors(g), g.optimizer.value)).collect();

@@ -108,6 +108,11 @@ pub(super) fn fits(cx: &mut Context, correction: &At<Correction>, optimizer: &At
         Optimizer::Signum { .. } => {
             ("signum", "a momentum of its own and only its sign", "use `nadam`, or leave `correction` out")
         }
+        Optimizer::Muon { .. } => ("muon", "an orthogonal one of its own", "use `nadam`, or leave `correction` out"),
+        Optimizer::NorMuon { .. } => {
+            ("normuon", "an orthogonal one of its own", "use `nadam`, or leave `correction` out")
+        }
+        Optimizer::Mars { .. } => ("mars", "a momentum of its own", "use `nadam`, or leave `correction` out"),
     };
     refuse(cx, correction, optimizer, name, reason, help);
 }
