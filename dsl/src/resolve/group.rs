@@ -58,7 +58,7 @@ pub(super) fn clip(cx: &mut Context, entries: &[&Entry]) -> Option<Option<At<Cli
         cx.report(Diagnostic::error("P0210", name.span.clone(), message).help(help));
         return None;
     }
-    let [Argument { name: None, value: max }] = arguments else {
+    let [Argument { name: None, value: max, .. }] = arguments else {
         let message = format!("`{}` takes one number, the largest norm", name.text);
         let found = Diagnostic::error("P0213", value.span.clone(), message);
         cx.report(found.help(format!("write `{}(1.0)`", name.text)));
