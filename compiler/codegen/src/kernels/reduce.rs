@@ -47,13 +47,13 @@ fn sums(rows: u64, width: u64, inputs: &[(String, bool)]) -> String {
     let types: Vec<_> = inputs.iter().map(|i| type_of(i.1)).collect();
     let body = if inputs.len() == 1 {
         "^bb0(%dy_el: f32, %sum: f32):\n\
-         %next = arith.addf %sum, %dy_el : f32\n"
+         %sum_next = arith.addf %sum, %dy_el : f32\n"
     } else {
         "^bb0(%dy_el: f32, %x_el: f32, %mean_el: f32, %rstd_el: f32, %sum: f32):\n\
          %centred = arith.subf %x_el, %mean_el : f32\n\
          %normal = arith.mulf %centred, %rstd_el : f32\n\
          %term = arith.mulf %dy_el, %normal : f32\n\
-         %next = arith.addf %sum, %term : f32\n"
+         %sum_next = arith.addf %sum, %term : f32\n"
     };
     format!(
         "%zero = arith.constant 0.0 : f32\n\
@@ -61,7 +61,7 @@ fn sums(rows: u64, width: u64, inputs: &[(String, bool)]) -> String {
          %zeros = linalg.fill ins(%zero : f32) outs(%empty : {column}) -> {column}\n\
          %gradient = linalg.generic {{indexing_maps = [{maps}, affine_map<(i, j) -> (j)>], \
          iterator_types = [\"reduction\", \"parallel\"]}} ins({names} : {types}) outs(%zeros : {column}) {{\n\
-         {body}linalg.yield %next : f32\n}} -> {column}\n",
+         {body}linalg.yield %sum_next : f32\n}} -> {column}\n",
         maps = maps.join(", "),
         names = names.join(", "),
         types = types.join(", "),
