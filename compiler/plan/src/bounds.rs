@@ -307,9 +307,8 @@ pub(crate) fn short_warmup(subject: &Subject) -> Option<Diagnostic> {
     if schedule.update == Update::Local {
         return None;
     }
-    let mut budget = ACTIONS_MAX;
-    let short = (0..shape.ranks)
-        .find_map(|rank| order::finite(schedule, shape, rank, u64::from(shape.accumulate), &mut budget).ok()?.short)?;
+    let microbatches = u64::from(shape.accumulate);
+    let short = (0..shape.ranks).find_map(|rank| order::short_warmup(schedule, shape, rank, microbatches))?;
     let message = format!("accumulate = {} is less than the warm-up of `{}`", shape.accumulate, schedule.name);
     let mut lint = Diagnostic::lint("P0320", subject.accumulate.clone(), message)
         .here(format!("{} micro-batch{} an update", shape.accumulate, if shape.accumulate == 1 { "" } else { "es" }))

@@ -8,38 +8,41 @@
 //! order then runs as if there were no limits. It is a choice of size alone; that streams are sound is proved whatever
 //! the sizes are.
 
-use crate::line::{Line, forward, input_gradient, weight_gradient};
+use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
 use artifact::stream::{Op, Program};
 
-/// When each micro-batch is done with, by stage; none where ranks wait for each other for ever.
+/// When each micro-batch is done with, by stage and micro-batch.
 struct Times {
-    forward: Vec<Vec<Option<u64>>>,
-    backward: Vec<Vec<Option<u64>>>,
-    release: Vec<Vec<Option<u64>>>,
+    microbatches: usize,
+    forward: Vec<u64>,
+    backward: Vec<u64>,
+    release: Vec<u64>,
 }
+
+/// Not reached: ranks wait for each other for ever.
+const NEVER: u64 = u64::MAX;
 
 /// Enlarges the receive rings of one flush.
 pub(crate) fn enlarge(program: &mut Program, lines: &[Line]) {
-    let times = run(program.rank_of_stage.len(), lines);
+    let times = Times::new(program.rank_of_stage.len(), lines);
     for s in 0..program.rank_of_stage.len() {
         if program.border_before(s).is_some() {
-            let needed = slots(&times.forward[s - 1], &times.release[s]);
+            let needed = slots(times.of(&times.forward, s - 1), times.of(&times.release, s));
             program.rings[s].recv_f = program.rings[s].recv_f.max(needed);
         }
         if program.border_after(s).is_some() {
-            let needed = slots(&times.backward[s + 1], &times.release[s]);
+            let needed = slots(times.of(&times.backward, s + 1), times.of(&times.release, s));
             program.rings[s].recv_b = program.rings[s].recv_b.max(needed);
         }
     }
 }
 
 /// Slots with which a micro-batch that arrives finds the one before it in its slot released.
-fn slots(arrivals: &[Option<u64>], releases: &[Option<u64>]) -> u32 {
+fn slots(arrivals: &[u64], releases: &[u64]) -> u32 {
     let mut most = 0;
     let mut released = 0;
-    for (mb, arrival) in arrivals.iter().enumerate() {
-        let Some(arrival) = arrival else { break };
-        while releases.get(released).is_some_and(|at| at.is_some_and(|at| at <= *arrival)) {
+    for (mb, arrival) in arrivals.iter().enumerate().take_while(|(_, arrival)| **arrival != NEVER) {
+        while releases.get(released).is_some_and(|at| at <= arrival) {
             released += 1;
         }
         most = most.max((mb + 1).saturating_sub(released));
@@ -47,44 +50,60 @@ fn slots(arrivals: &[Option<u64>], releases: &[Option<u64>]) -> u32 {
     most as u32
 }
 
-/// Performs the lines with unlimited buffers.
-fn run(stages: usize, lines: &[Line]) -> Times {
-    let microbatches = lines.first().map_or(0, |line| line.microbatches as usize);
-    let empty = || vec![vec![None; microbatches]; stages];
-    let mut times = Times { forward: empty(), backward: empty(), release: empty() };
-    let (mut next, mut now) = (vec![0; lines.len()], vec![0; lines.len()]);
-    loop {
-        let before = next.clone();
-        for (rank, line) in lines.iter().enumerate() {
-            while let Some(item) = line.period.get(next[rank]) {
-                let (s, mb) = (item.stage as usize, item.mb as usize);
-                let input = match item.op {
-                    Op::F if s > 0 => times.forward[s - 1][mb],
-                    Op::B(_) | Op::I if s + 1 < stages => times.backward[s + 1][mb],
-                    _ => Some(0),
-                };
-                let Some(input) = input else { break };
-                let cost = match item.op {
-                    Op::B(_) => 2,
-                    Op::U => 0,
-                    _ => 1,
-                };
-                let end = input.max(now[rank]) + cost;
-                now[rank] = end;
-                next[rank] += 1;
-                for (of, list) in [
-                    (forward(item.op), &mut times.forward),
-                    (input_gradient(item.op), &mut times.backward),
-                    (weight_gradient(item.op), &mut times.release),
-                ] {
-                    if of {
-                        list[s][mb] = Some(end);
-                    }
+impl Times {
+    /// Performs the lines with unlimited buffers.
+    fn new(stages: usize, lines: &[Line]) -> Self {
+        let microbatches = lines.first().map_or(0, |line| line.microbatches as usize);
+        let empty = || vec![NEVER; stages * microbatches];
+        let mut times = Times { microbatches, forward: empty(), backward: empty(), release: empty() };
+        let (mut next, mut now) = (vec![0; lines.len()], vec![0; lines.len()]);
+        loop {
+            let mut moved = false;
+            for (rank, line) in lines.iter().enumerate() {
+                let begin = next[rank];
+                for item in &line.period[begin..] {
+                    let Some(end) = times.end(stages, item, now[rank]) else { break };
+                    now[rank] = end;
+                    next[rank] += 1;
                 }
+                moved |= next[rank] > begin;
+            }
+            if !moved {
+                return times;
             }
         }
-        if next == before {
-            return times;
+    }
+
+    /// Performs an instruction on a rank that is free at `now`; its end. None where its input is not there.
+    fn end(&mut self, stages: usize, item: &Item, now: u64) -> Option<u64> {
+        let (s, at) = (item.stage as usize, item.stage as usize * self.microbatches + item.mb as usize);
+        let input = match item.op {
+            Op::F if s > 0 => self.forward[at - self.microbatches],
+            Op::B(_) | Op::I if s + 1 < stages => self.backward[at + self.microbatches],
+            _ => 0,
+        };
+        if input == NEVER {
+            return None;
         }
+        let cost = match item.op {
+            Op::B(_) => 2,
+            Op::U => return Some(now),
+            _ => 1,
+        };
+        let end = input.max(now) + cost;
+        for (of, list) in [
+            (forward(item.op), &mut self.forward),
+            (input_gradient(item.op), &mut self.backward),
+            (weight_gradient(item.op), &mut self.release),
+        ] {
+            if of {
+                list[at] = end;
+            }
+        }
+        Some(end)
+    }
+
+    fn of<'a>(&self, list: &'a [u64], stage: usize) -> &'a [u64] {
+        &list[stage * self.microbatches..(stage + 1) * self.microbatches]
     }
 }

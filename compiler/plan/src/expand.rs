@@ -13,9 +13,10 @@
 //! [`crate::posts`]; with several stages a rank receive rings are larger, see [`crate::buffers`]. Neighbouring stages on one rank hand over: no transfer, and a ring as large as the order needs.
 
 use crate::Shape;
-use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
+use crate::line::{Item, Line, Needs, forward, input_gradient, weight_gradient};
 use crate::order::{self, ACTIONS_MAX, Act, fault};
-use crate::{buffers, policy, posts};
+use crate::posts::{self, Source};
+use crate::{buffers, policy};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Proved, Violation, prove};
@@ -80,7 +81,8 @@ pub(crate) fn assemble(lines: &[Line], place: Place, shape: &Shape) -> Program {
         accumulate: shape.accumulate,
         policy: shape.policy,
     };
-    program.rings = (0..stages).map(|s| rings(&program, lines, s, shape)).collect();
+    let needs = needs(&program, lines);
+    program.rings = (0..stages).map(|s| rings(&program, &needs, s, shape, lines)).collect();
     program.streams = match lines.iter().all(|line| line.flush) {
         true => flushes(&mut program, lines),
         false => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
@@ -94,8 +96,8 @@ pub(crate) fn flushes(program: &mut Program, lines: &[Line]) -> Vec<Stream> {
     if program.rank_of_stage.len() > lines.len() {
         buffers::enlarge(program, lines);
     }
-    let posts = posts::place(program, lines);
-    lines.iter().zip(posts).map(|(line, posts)| flush(program, line, posts)).collect()
+    let sources = posts::place(program, lines);
+    lines.iter().zip(sources).map(|(line, sources)| flush(program, line, sources)).collect()
 }
 
 /// The stages of a rank, by chunk.
@@ -119,8 +121,8 @@ pub(crate) fn lines(schedule: &Schedule, shape: &Shape) -> Result<Vec<Line>, Dia
     match schedule.update {
         Update::Flush => (0..shape.ranks)
             .map(|rank| {
-                let run = order::finite(schedule, shape, rank, k, &mut budget)?;
-                Ok(Line::flush(&run.acts, &stages_of(schedule, shape, rank), k))
+                let acts = order::finite(schedule, shape, rank, k, &mut budget)?;
+                Ok(Line::flush(&acts, &stages_of(schedule, shape, rank), k))
             })
             .collect(),
         Update::Local if chunks != 1 => {
@@ -177,7 +179,7 @@ fn ends_as_it_runs(
         let limit = n * u64::from(shape.accumulate);
         let said = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone())?;
         let run = line.run(n.div_ceil(line.updates)).filter(|i| i.op != Op::U && i.mb < limit);
-        let wrong = said.acts.iter().zip(run).find(|(act, item)| act.mb != item.mb || !same(act.action, item.op));
+        let wrong = said.iter().zip(run).find(|(act, item)| act.mb != item.mb || !same(act.action, item.op));
         if let Some((act, item)) = wrong {
             return Err(fault(
                 schedule,
@@ -203,10 +205,17 @@ fn same(action: Action, op: Op) -> bool {
     matches!((action, op), (Action::F, Op::F) | (Action::B, Op::B(_)) | (Action::I, Op::I) | (Action::W, Op::W(_)))
 }
 
-fn rings(program: &Program, lines: &[Line], s: u32, shape: &Shape) -> RingSizes {
+/// By stage: the slots that the ranks' orders need.
+fn needs(program: &Program, lines: &[Line]) -> Vec<Needs> {
+    let mut needs = vec![Needs::default(); program.rank_of_stage.len()];
+    lines.iter().for_each(|line| line.slots(|stage| program.hands_over(stage), &mut needs));
+    needs
+}
+
+fn rings(program: &Program, needs: &[Needs], s: u32, shape: &Shape, lines: &[Line]) -> RingSizes {
     let stage = s as usize;
     let line = &lines[program.rank_of_stage[stage].index()];
-    let stash = line.slots((s, forward), (s, weight_gradient));
+    let Needs { stash, gradient, handed_f, handed_b } = needs[stage];
     // Within one flush no more than its micro-batches are ever received.
     let most = if line.flush { line.microbatches } else { u64::from(u32::MAX) };
     let with_extra = |slots: u32| u64::from(slots.saturating_add(shape.receive_extra)).min(most) as u32;
@@ -218,12 +227,12 @@ fn rings(program: &Program, lines: &[Line], s: u32, shape: &Shape) -> RingSizes 
         recv_f: match s.checked_sub(1) {
             None => stash,
             Some(_) if before.is_some() => with_extra(stash),
-            Some(lower) => line.slots((lower, forward), (s, weight_gradient)),
+            Some(_) => handed_f,
         },
         send_f: after.map_or(0, |_| send_slots),
         recv_b: match after {
-            Some(_) => with_extra(line.slots((s, input_gradient), (s, weight_gradient))),
-            None if program.hands_over(stage) => line.slots((s + 1, input_gradient), (s, weight_gradient)),
+            Some(_) => with_extra(gradient),
+            None if program.hands_over(stage) => handed_b,
             None => 0,
         },
         send_b: before.map_or(0, |_| send_slots),
@@ -244,12 +253,15 @@ fn with_sends(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
 }
 
 /// A rank's flush with the receives that [`posts`] placed.
-fn flush(program: &Program, line: &Line, posts: Vec<Vec<Instr>>) -> Stream {
-    let mut posts = posts.into_iter();
-    let mut period = posts.next().unwrap_or_default();
-    for (item, after) in line.period.iter().zip(posts) {
+fn flush(program: &Program, line: &Line, mut sources: Vec<Source>) -> Stream {
+    let mut period = Vec::with_capacity(3 * line.period.len());
+    let mut post = |period: &mut Vec<Instr>, position| {
+        sources.iter_mut().for_each(|source| period.extend_from_slice(source.until(position)));
+    };
+    post(&mut period, 0);
+    for (position, item) in (1..).zip(&line.period) {
         period.extend(with_sends(program, item));
-        period.extend(after);
+        post(&mut period, position);
     }
     let (microbatches, updates) = (line.microbatches as u32, line.updates as u32);
     Stream { prologue: Vec::new(), period, microbatches, updates }
@@ -309,8 +321,8 @@ pub(crate) fn origin(
         Update::Flush => (k, mb % k),
         Update::Local => ((mb / k).checked_add(1)?.checked_mul(k)?, mb),
     };
-    let run = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone()).ok()?;
-    let act: &Act = run.acts.iter().find(|act| act.action == action && act.chunk == chunk && act.mb == mb)?;
+    let acts = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone()).ok()?;
+    let act: &Act = acts.iter().find(|act| act.action == action && act.chunk == chunk && act.mb == mb)?;
     let phase = schedule.order.get(act.origin.0 as usize)?;
     phase.body.get(act.origin.1 as usize).map(|step| step.span.clone())
 }

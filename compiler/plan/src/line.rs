@@ -86,20 +86,46 @@ impl Line {
         lead.unwrap_or(0) + 2
     }
 
-    /// Slots that a ring needs when `claim`, of a stage, takes one and `release`, in the same order of micro-batches, gives
-    /// it back.
-    pub fn slots(&self, claim: (u32, fn(Op) -> bool), release: (u32, fn(Op) -> bool)) -> u32 {
-        let (mut released, mut most) = (0, 0);
-        for i in self.run(self.repetitions()) {
-            if i.stage == claim.0 && claim.1(i.op) {
-                most = most.max(i.mb + 1 - released);
+    /// Finds the slots that rings of the line's stages need, into `needs` by stage; `hands_over` says which stages hand over to
+    /// the next. A slot is taken by its claim and given back, in the same order of micro-batches, by the weight gradient.
+    pub fn slots(&self, hands_over: impl Fn(usize) -> bool, needs: &mut [Needs]) {
+        let mut released = vec![0; needs.len()];
+        let repetitions = if self.flush { 1 } else { self.repetitions() };
+        for i in self.run(repetitions).filter(|i| i.op != Op::U) {
+            let s = i.stage as usize;
+            let taken = |stage: usize, most: &mut u32, released: &[u64]| {
+                *most = (*most).max((i.mb + 1).saturating_sub(released[stage]) as u32);
+            };
+            if forward(i.op) {
+                taken(s, &mut needs[s].stash, &released);
+                if hands_over(s) {
+                    taken(s + 1, &mut needs[s + 1].handed_f, &released);
+                }
             }
-            if i.stage == release.0 && release.1(i.op) {
-                released = i.mb + 1;
+            if input_gradient(i.op) {
+                taken(s, &mut needs[s].gradient, &released);
+                if s > 0 && hands_over(s - 1) {
+                    taken(s - 1, &mut needs[s - 1].handed_b, &released);
+                }
+            }
+            if weight_gradient(i.op) {
+                released[s] = i.mb + 1;
             }
         }
-        most as u32
     }
+}
+
+/// Slots that one stage's rings need, by what claims them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// F of the stage.
+    pub stash: u32,
+    /// B (I) of the stage.
+    pub gradient: u32,
+    /// F of the stage before, which hands over.
+    pub handed_f: u32,
+    /// B (I) of the next stage, to which this one hands over.
+    pub handed_b: u32,
 }
 
 fn item(act: &Act, stage: u32, accumulate: u64) -> Item {

@@ -12,7 +12,7 @@
 use crate::Shape;
 use crate::expr::{self, Cycle, Fault, Scope};
 use dsl::diag::{Diagnostic, Span};
-use dsl::schedule::{Action, Backward, Expr, Phase, PhaseKind, Schedule, Sequence, Step};
+use dsl::schedule::{Action, Backward, Expr, Phase, PhaseKind, Place, Schedule, Sequence, Step};
 
 /// Most actions of all ranks that are expanded.
 pub const ACTIONS_MAX: u64 = 1 << 22;
@@ -40,13 +40,6 @@ pub struct ShortWarmup {
     pub performed: u64,
 }
 
-/// What one rank does in a finite run.
-#[derive(Clone, Debug, Default)]
-pub struct Finite {
-    pub acts: Vec<Act>,
-    pub short: Option<ShortWarmup>,
-}
-
 /// What one rank does in a run without end.
 pub struct Unbounded<'a> {
     walk: Walk<'a>,
@@ -69,37 +62,24 @@ pub fn finite(
     rank: u32,
     microbatches: u64,
     budget: &mut u64,
-) -> Result<Finite, Diagnostic> {
+) -> Result<Vec<Act>, Diagnostic> {
     let mut walk = Walk::new(schedule, shape, rank, Some(microbatches))?;
     walk.budget = *budget;
-    let mut short = None;
-    for (index, phase) in schedule.order.iter().enumerate() {
-        let index = index as u32;
-        match &phase.kind {
-            PhaseKind::Warmup(count) => {
-                let (asked, performed) = walk.warmup(phase, index, count)?;
-                if performed < asked.max(0) as u64 && short.is_none() {
-                    short = Some(ShortWarmup { span: phase.span.clone(), rank, asked, performed });
-                }
-            }
-            PhaseKind::Counted(count) => {
-                walk.warmup(phase, index, count)?;
-            }
-            PhaseKind::Repeat => {
-                walk.must_run(phase)?;
-                let mut round = 0;
-                while phase.body.iter().any(|step| step.when.is_none() && walk.left(step)) {
-                    walk.round(phase, index, round)?;
-                    round += 1;
-                }
-            }
-            PhaseKind::Drain => walk.drain(phase, index)?,
-            PhaseKind::Block(interval) => walk.block(phase, index, interval, microbatches)?,
-        }
+    for (index, phase) in (0..).zip(&schedule.order) {
+        walk.phase(phase, index, microbatches)?;
     }
     walk.complete(microbatches)?;
     *budget = walk.budget;
-    Ok(Finite { acts: walk.acts, short })
+    Ok(walk.acts)
+}
+
+/// The first warm-up of `rank` that finds fewer micro-batches than it asks for. No more is performed than it takes to
+/// know. None too where the order has a fault.
+pub fn short_warmup(schedule: &Schedule, shape: &Shape, rank: u32, microbatches: u64) -> Option<ShortWarmup> {
+    let last = schedule.order.iter().rposition(|phase| matches!(phase.kind, PhaseKind::Warmup(_)))?;
+    let mut walk = Walk::new(schedule, shape, rank, Some(microbatches)).ok()?;
+    walk.budget = ACTIONS_MAX;
+    (0..).zip(&schedule.order[..=last]).find_map(|(index, phase)| walk.phase(phase, index, microbatches).ok()?)
 }
 
 /// Performs the order of `rank` up to its steady state.
@@ -210,6 +190,10 @@ struct Walk<'a> {
     sequences: [Option<(u64, bool)>; 4],
     /// Done so far of F, B, I, W, by chunk.
     done: Vec<[u64; 4]>,
+    /// The same of all chunks.
+    taken: [u64; 4],
+    /// By chunk and action: the chunk of this rank that hands the action its input.
+    handed_over: Vec<[Option<u32>; 4]>,
     acts: Vec<Act>,
     budget: u64,
 }
@@ -227,7 +211,9 @@ impl<'a> Walk<'a> {
             round: None,
         };
         let done = vec![[0; 4]; chunks as usize];
-        let mut walk = Walk { schedule, scope, limit, sequences: [None; 4], done, acts: Vec::new(), budget: 0 };
+        let handed_over = (0..chunks).map(|chunk| handed_over(schedule.place, &scope, chunk)).collect();
+        let (sequences, taken, acts) = ([None; 4], [0; 4], Vec::new());
+        let mut walk = Walk { schedule, scope, limit, sequences, done, taken, handed_over, acts, budget: 0 };
         for sequence in &schedule.sequences {
             let size = walk.group(sequence)?;
             walk.sequences[sequence.action as usize] = Some((size, sequence.descending));
@@ -290,7 +276,7 @@ impl<'a> Walk<'a> {
 
     /// Done so far on all chunks.
     fn taken(&self, action: Action) -> u64 {
-        self.done.iter().map(|done| done[action as usize]).sum()
+        self.taken[action as usize]
     }
 
     /// Whether the step has a micro-batch left.
@@ -313,6 +299,32 @@ impl<'a> Walk<'a> {
                 (if descending { chunks - 1 - at } else { at }) as u32
             }
         }
+    }
+
+    /// One phase of a finite run, and whether it is a warm-up that found too few micro-batches.
+    fn phase(&mut self, phase: &Phase, index: u32, microbatches: u64) -> Result<Option<ShortWarmup>, Diagnostic> {
+        match &phase.kind {
+            PhaseKind::Warmup(count) => {
+                let (asked, performed) = self.warmup(phase, index, count)?;
+                let (span, rank) = (phase.span.clone(), self.scope.rank as u32);
+                let short = ShortWarmup { span, rank, asked, performed };
+                return Ok((performed < asked.max(0) as u64).then_some(short));
+            }
+            PhaseKind::Counted(count) => {
+                self.warmup(phase, index, count)?;
+            }
+            PhaseKind::Repeat => {
+                self.must_run(phase)?;
+                let mut round = 0;
+                while phase.body.iter().any(|step| step.when.is_none() && self.left(step)) {
+                    self.round(phase, index, round)?;
+                    round += 1;
+                }
+            }
+            PhaseKind::Drain => self.drain(phase, index)?,
+            PhaseKind::Block(interval) => self.block(phase, index, interval, microbatches)?,
+        }
+        Ok(None)
     }
 
     /// Rounds asked for and performed; the rest found nothing left.
@@ -417,7 +429,8 @@ impl<'a> Walk<'a> {
         };
         let chunk = self.chunk(step);
         let mb = self.done(action, chunk);
-        let needs = needs.map(|action| (action, chunk)).into_iter().chain(self.handed_over(action, chunk));
+        let handed = self.handed_over[chunk as usize][action as usize].map(|other| (action, other));
+        let needs = needs.map(|action| (action, chunk)).into_iter().chain(handed);
         let missing = { needs }.find(|(needed, of)| self.done(*needed, *of) <= mb);
         if let Some((needed, other)) = missing {
             let of = |action, chunk: u32| match self.done.len() {
@@ -435,22 +448,9 @@ impl<'a> Walk<'a> {
         }
         self.spend(&step.span)?;
         self.done[chunk as usize][action as usize] += 1;
+        self.taken[action as usize] += 1;
         self.acts.push(Act { action, chunk, mb, origin });
         Ok(())
-    }
-
-    /// What on this rank hands the action its input: the stage before or after, where it is on the same rank.
-    fn handed_over(&self, action: Action, chunk: u32) -> Option<(Action, u32)> {
-        let place = self.schedule.place;
-        let (rank, ranks) = (self.scope.rank as u32, self.scope.ranks as u32);
-        let stage = place.stage(chunk, rank, ranks);
-        let from = match action {
-            Action::F => stage.checked_sub(1),
-            Action::B | Action::I => Some(stage + 1).filter(|s| *s < ranks * self.done.len() as u32),
-            Action::W => None,
-        };
-        let (home, other) = place.home(from?, ranks);
-        (home == rank && self.done.len() > 1).then_some((action, other))
     }
 
     fn spend(&mut self, span: &Span) -> Result<(), Diagnostic> {
@@ -518,6 +518,22 @@ impl<'a> Walk<'a> {
                 .help("compare sums, and multiples or quotients by constants, of n"),
         }
     }
+}
+
+/// By action: the chunk on the same rank that is the stage before (for F) or after (for B and I) this one, if that is there.
+fn handed_over(place: Place, scope: &Scope, chunk: u32) -> [Option<u32>; 4] {
+    let (rank, ranks) = (scope.rank as u32, scope.ranks as u32);
+    let stage = place.stage(chunk, rank, ranks);
+    let stages = ranks * scope.chunks as u32;
+    let here = |from: Option<u32>| {
+        let (home, other) = place.home(from.filter(|s| *s < stages)?, ranks);
+        (home == rank && scope.chunks > 1).then_some(other)
+    };
+    let (before, after) = (here(stage.checked_sub(1)), here(Some(stage + 1)));
+    let mut by_action = [None; 4];
+    (by_action[Action::F as usize], by_action[Action::B as usize]) = (before, after);
+    by_action[Action::I as usize] = after;
+    by_action
 }
 
 /// Refuses what would not be expanded in reasonable time and memory.

@@ -11,83 +11,118 @@
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
 use artifact::ids::StageId;
 use artifact::stream::{Instr, Op, Program, RingSizes};
-use std::collections::HashMap;
 
-/// What is sent to a rank: the receive, by its stage.
-#[derive(Clone, Copy, Debug)]
-struct Message {
-    /// `RecvF` or `RecvB`.
-    op: Op,
-    stage: u32,
-    mb: u64,
+/// The receives that a rank posts for what one other rank sends, in that order.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Source {
+    receives: Vec<Instr>,
+    /// By receive: after so many of the line's instructions. Ascending.
+    positions: Vec<u32>,
+    /// How many are written out.
+    next: usize,
 }
 
-/// By rank and position: the receives before the first instruction of the line, and after each.
-pub(crate) type Posts = Vec<Vec<Vec<Instr>>>;
+impl Source {
+    /// The next receives, up to those after `position` instructions.
+    pub fn until(&mut self, position: usize) -> &[Instr] {
+        let begin = self.next;
+        while self.positions.get(self.next).is_some_and(|at| *at as usize <= position) {
+            self.next += 1;
+        }
+        &self.receives[begin..self.next]
+    }
+}
 
-/// Places the receives of every rank's line. Enlarges the program's receive rings where the order of a pair of ranks needs it.
-pub(crate) fn place(program: &mut Program, lines: &[Line]) -> Posts {
-    let mut sent: Vec<Vec<Vec<Message>>> = vec![vec![Vec::new(); lines.len()]; lines.len()];
+/// By receiving rank, its sources by sending rank: places the receives of every line. Enlarges the program's receive rings
+/// where the order of a pair of ranks needs it.
+pub(crate) fn place(program: &mut Program, lines: &[Line]) -> Vec<Vec<Source>> {
+    let mut sources = sent(program, lines);
+    let places = Places::new(program.rank_of_stage.len(), lines);
+    for source in sources.iter_mut().flatten() {
+        source.positions = positions(program, &places, &source.receives);
+    }
+    sources
+}
+
+/// What every rank is sent, not yet placed.
+fn sent(program: &Program, lines: &[Line]) -> Vec<Vec<Source>> {
+    let mut senders = vec![Vec::new(); lines.len()];
+    for border in 0..program.rank_of_stage.len().saturating_sub(1) {
+        let (lower, upper) = (program.rank_of_stage[border].index(), program.rank_of_stage[border + 1].index());
+        senders[upper].push(lower);
+        senders[lower].push(upper);
+    }
+    for list in &mut senders {
+        list.sort_unstable();
+        list.dedup();
+    }
+    let mut sources: Vec<Vec<Source>> = senders.iter().map(|list| vec![Source::default(); list.len()]).collect();
     for (sender, line) in lines.iter().enumerate() {
+        // By stage: where the rank's receivers keep what it sends.
+        let at = |receiver: usize| senders[receiver].binary_search(&sender).expect("a border lies between them");
         for item in &line.period {
-            for message in messages(program, item) {
-                let receiver = program.rank_of_stage[message.stage as usize].index();
-                sent[receiver][sender].push(message);
+            for receive in messages(program, item) {
+                let receiver = program.rank_of_stage[receive.stage.index()].index();
+                sources[receiver][at(receiver)].receives.push(receive);
             }
         }
     }
-    let mut posts = Posts::with_capacity(lines.len());
-    for (line, sources) in lines.iter().zip(&sent) {
-        let places = Places::new(line);
-        let mut rank_posts = vec![Vec::new(); line.period.len() + 1];
-        for messages in sources.iter().filter(|messages| !messages.is_empty()) {
-            for (message, position) in messages.iter().zip(positions(program, &places, messages)) {
-                let Message { op, stage, mb } = *message;
-                rank_posts[position].push(Instr { op, stage: StageId(stage), mb: mb as u32 });
-            }
-        }
-        posts.push(rank_posts);
-    }
-    posts
+    sources
 }
 
-/// What an instruction's stage sends when it has run.
-fn messages(program: &Program, item: &Item) -> impl Iterator<Item = Message> {
+/// The receives of what an instruction's stage sends when it has run.
+fn messages(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
     let s = item.stage as usize;
     let to_next = (forward(item.op) && program.border_after(s).is_some()).then_some((Op::RecvF, item.stage + 1));
     let to_before =
         (input_gradient(item.op) && program.border_before(s).is_some()).then(|| (Op::RecvB, item.stage - 1));
-    let mb = item.mb;
-    to_next.into_iter().chain(to_before).map(move |(op, stage)| Message { op, stage, mb })
+    let mb = item.mb as u32;
+    to_next.into_iter().chain(to_before).map(move |(op, stage)| Instr { op, stage: StageId(stage), mb })
 }
 
-/// Positions in a line, counted from 1: 0 is its start.
+/// Positions in the lines, counted from 1 (0 is a line's start), by stage and micro-batch.
 struct Places {
-    /// By stage and micro-batch: where F, where B (I), where B (W).
-    forward: HashMap<(u32, u64), usize>,
-    backward: HashMap<(u32, u64), usize>,
-    release: HashMap<(u32, u64), usize>,
+    microbatches: usize,
+    forward: Vec<u32>,
+    backward: Vec<u32>,
+    release: Vec<u32>,
 }
 
 impl Places {
-    fn new(line: &Line) -> Self {
-        let of = |wanted: fn(Op) -> bool| {
-            let numbered = line.period.iter().zip(1..).filter(|(i, _)| wanted(i.op));
-            numbered.map(|(i, position)| ((i.stage, i.mb), position)).collect()
-        };
-        Places { forward: of(forward), backward: of(input_gradient), release: of(weight_gradient) }
+    fn new(stages: usize, lines: &[Line]) -> Self {
+        let microbatches = lines.iter().map(|line| line.microbatches as usize).max().unwrap_or(0);
+        let empty = || vec![0; stages * microbatches];
+        let mut places = Places { microbatches, forward: empty(), backward: empty(), release: empty() };
+        for line in lines {
+            for (position, item) in (1..).zip(&line.period) {
+                let at = item.stage as usize * microbatches + item.mb as usize;
+                for (of, list) in [
+                    (forward(item.op), &mut places.forward),
+                    (input_gradient(item.op), &mut places.backward),
+                    (weight_gradient(item.op), &mut places.release),
+                ] {
+                    if of {
+                        list[at] = position;
+                    }
+                }
+            }
+        }
+        places
     }
 
-    /// The last position at which the message may be posted.
-    fn latest(&self, message: &Message) -> usize {
-        let uses = if message.op == Op::RecvF { &self.forward } else { &self.backward };
-        uses[&(message.stage, message.mb)] - 1
+    fn at(&self, list: &[u32], stage: StageId, mb: u32) -> u32 {
+        list[stage.index() * self.microbatches + mb as usize]
+    }
+
+    /// The last position at which the receive may be posted.
+    fn latest(&self, receive: &Instr) -> u32 {
+        let uses = if receive.op == Op::RecvF { &self.forward } else { &self.backward };
+        self.at(uses, receive.stage, receive.mb) - 1
     }
 
     /// The first position at which its slot is free, in a ring of so many.
-    fn free(&self, message: &Message, slots: u32) -> usize {
-        let before = message.mb.checked_sub(u64::from(slots));
-        before.map_or(0, |mb| self.release[&(message.stage, mb)])
+    fn free(&self, receive: &Instr, slots: u32) -> u32 {
+        receive.mb.checked_sub(slots).map_or(0, |mb| self.at(&self.release, receive.stage, mb))
     }
 }
 
@@ -96,24 +131,24 @@ fn slots(rings: &mut RingSizes, op: Op) -> &mut u32 {
 }
 
 /// Where each of one sender's messages is posted.
-fn positions(program: &mut Program, places: &Places, messages: &[Message]) -> Vec<usize> {
-    let mut found = Vec::with_capacity(messages.len());
-    // The message that holds the later ones up, and from where.
-    let mut held: (usize, usize) = (0, 0);
-    while found.len() < messages.len() {
+fn positions(program: &mut Program, places: &Places, receives: &[Instr]) -> Vec<u32> {
+    let mut found = Vec::with_capacity(receives.len());
+    // The receive that holds the later ones up, and from where.
+    let mut held: (u32, usize) = (0, 0);
+    while found.len() < receives.len() {
         let at = found.len();
-        let message = &messages[at];
-        let free = places.free(message, *slots(&mut program.rings[message.stage as usize], message.op));
+        let receive = &receives[at];
+        let free = places.free(receive, *slots(&mut program.rings[receive.stage.index()], receive.op));
         if free > held.0 {
             held = (free, at);
         }
-        let latest = places.latest(message);
+        let latest = places.latest(receive);
         if held.0 <= latest {
             found.push(held.0);
             continue;
         }
-        let holder = &messages[held.1];
-        let ring = slots(&mut program.rings[holder.stage as usize], holder.op);
+        let holder = &receives[held.1];
+        let ring = slots(&mut program.rings[holder.stage.index()], holder.op);
         while places.free(holder, *ring) > latest {
             *ring += 1;
         }

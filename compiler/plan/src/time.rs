@@ -113,22 +113,28 @@ impl Timed {
 /// When both sides of a channel's transfers were there, by micro-batch.
 #[derive(Clone, Debug, Default)]
 struct Link {
-    offers_ns: Vec<u64>,
-    posts_ns: Vec<u64>,
+    offers: Times,
+    posts: Times,
 }
 
-/// Not there.
-const NEVER: u64 = u64::MAX;
-
-fn at(times_ns: &[u64], place: usize) -> Option<u64> {
-    times_ns.get(place).copied().filter(|ns| *ns != NEVER)
+/// Times by place.
+#[derive(Clone, Debug, Default)]
+struct Times {
+    /// One more than each time in nanoseconds; 0 where there is none.
+    after_ns: Vec<u64>,
 }
 
-fn set(times_ns: &mut Vec<u64>, place: usize, ns: u64) {
-    if times_ns.len() <= place {
-        times_ns.resize(place + 1, NEVER);
+impl Times {
+    fn set(&mut self, place: usize, ns: u64) {
+        if self.after_ns.len() <= place {
+            self.after_ns.resize((place + 1).next_multiple_of(256), 0);
+        }
+        self.after_ns[place] = ns.saturating_add(1);
     }
-    times_ns[place] = ns;
+
+    fn after_ns(&self, place: usize) -> u64 {
+        self.after_ns.get(place).copied().unwrap_or(0)
+    }
 }
 
 /// One side of a transfer that an instruction waits for.
@@ -169,20 +175,29 @@ impl<'a> Clock<'a> {
         let (rank, s) = (event.rank.index(), event.stage.index());
         let free = self.free_ns[rank];
         let place = (event.mb.wrapping_sub(self.first)) as usize;
-        match event.op {
-            Op::SendF => set(&mut self.links[2 * s].offers_ns, place, free),
-            Op::RecvF => set(&mut self.links[2 * (s - 1)].posts_ns, place, free),
-            Op::SendB => set(&mut self.links[2 * (s - 1) + 1].offers_ns, place, free),
-            Op::RecvB => set(&mut self.links[2 * s + 1].posts_ns, place, free),
-            _ => {}
-        }
-        let [input, output] = self.waits(event);
-        let arrived = input.map_or(0, |transfer| self.made_ns(transfer).saturating_add(self.costs.hop_ns));
-        let taken = output.map_or(0, |transfer| self.made_ns(transfer));
-        let start = free.max(arrived).max(taken);
+        let ready = match event.op {
+            Op::SendF => return self.there(2 * s, false, place, free),
+            Op::RecvF => return self.there(2 * (s - 1), true, place, free),
+            Op::SendB => return self.there(2 * (s - 1) + 1, false, place, free),
+            Op::RecvB => return self.there(2 * s + 1, true, place, free),
+            Op::F | Op::B(_) | Op::I => {
+                let [input, output] = self.waits(event);
+                let arrived = input.map_or(0, |transfer| self.made_ns(transfer).saturating_add(self.costs.hop_ns));
+                output.map_or(0, |transfer| self.made_ns(transfer)).max(arrived)
+            }
+            Op::W(_) | Op::U => 0,
+        };
+        let start = free.max(ready);
         let end = start.saturating_add(self.costs.of(event.op, event.stage));
         self.free_ns[rank] = end;
         (start, end)
+    }
+
+    /// One side of a transfer is there at `ns`.
+    fn there(&mut self, channel: usize, posts: bool, place: usize, ns: u64) -> (u64, u64) {
+        let link = &mut self.links[channel];
+        if posts { &mut link.posts } else { &mut link.offers }.set(place, ns);
+        (ns, ns)
     }
 
     /// The transfers that the event waits for, by channel and micro-batch: of its input, and of what held its send slot.
@@ -193,13 +208,13 @@ impl<'a> Clock<'a> {
             _ => return [None; 2],
         };
         let ports = &self.ports[event.stage.index()][direction];
-        let holder = || event.mb.checked_sub(ports.slots).filter(|mb| *mb >= self.first);
+        let holder = || event.mb.checked_sub(ports.slots);
         [ports.input.map(|c| (c, event.mb)), ports.output.and_then(|c| Some((c, holder()?)))]
     }
 
     fn made_ns(&self, (channel, mb): (usize, u64)) -> u64 {
         let (link, place) = (&self.links[channel], (mb - self.first) as usize);
-        at(&link.offers_ns, place).max(at(&link.posts_ns, place)).unwrap_or(0)
+        link.offers.after_ns(place).max(link.posts.after_ns(place)).saturating_sub(1)
     }
 
     /// The sides of transfers that the event waits for and that were there before the first event.
@@ -212,7 +227,8 @@ impl<'a> Clock<'a> {
     /// When the side was there; none if that was before the first event.
     pub fn side_ns(&self, side: Side) -> Option<u64> {
         let link = &self.links[side.channel];
-        at(if side.posts { &link.posts_ns } else { &link.offers_ns }, (side.mb - self.first) as usize)
+        let times = if side.posts { &link.posts } else { &link.offers };
+        times.after_ns((side.mb - self.first) as usize).checked_sub(1)
     }
 }
 

@@ -157,6 +157,8 @@ pub struct Execution<'a> {
     /// First micro-batch and first update that are skipped.
     end: (u64, u64),
     cursors: Vec<Cursor>,
+    /// By rank: the transfer that its next instruction was found to wait for, by channel and number.
+    blocked: Vec<Option<(usize, u64)>>,
     /// Two for each border between stages: activations, then gradients.
     channels: Vec<Channel<'a>>,
     /// By stage: the channels of its forward and of its backward pass.
@@ -216,6 +218,7 @@ impl<'a> Execution<'a> {
             program,
             end,
             cursors: vec![Cursor { section: 0, position: 0 }; program.streams.len()],
+            blocked: vec![None; program.streams.len()],
             channels: (0..stages.saturating_sub(1)).flat_map(border).collect(),
             ports: Ports::of(program),
             steps: 0,
@@ -244,6 +247,10 @@ impl<'a> Execution<'a> {
 
     /// Performs what one rank can perform.
     fn advance(&mut self, rank: usize, last: u64, perform: &mut impl FnMut(&Event)) {
+        if self.blocked[rank].is_some_and(|(channel, number)| !self.channels[channel].has_made(number)) {
+            return;
+        }
+        self.blocked[rank] = None;
         let before = self.steps;
         let stream = &self.program.streams[rank];
         let Cursor { mut section, mut position } = self.cursors[rank];
@@ -252,8 +259,11 @@ impl<'a> Execution<'a> {
             while let Some(instr) = list.get(position) {
                 let event = Event::at(stream, rank, Cursor { section, position }, instr);
                 let skipped = self.skipped(&event);
-                if !skipped && self.cause(&event).is_some() {
-                    break 'sections;
+                if !skipped {
+                    self.blocked[rank] = self.waits_for(&event).map(|(channel, number, _)| (channel, number));
+                    if self.blocked[rank].is_some() {
+                        break 'sections;
+                    }
                 }
                 self.count(&event);
                 if !skipped {
@@ -326,23 +336,33 @@ impl<'a> Execution<'a> {
 
     /// Why the instruction can't be performed now.
     fn cause(&self, event: &Event) -> Option<Cause> {
+        let (channel, _, holder) = self.waits_for(event)?;
+        let rank = |stage: usize| self.program.rank_of_stage[stage];
+        Some(match holder {
+            None => Cause::Transfer { rank: rank(sender(channel)) },
+            Some(holder) => Cause::Slot { rank: rank(receiver(channel)), holder },
+        })
+    }
+
+    /// The transfer that the instruction waits for, by its channel and its number there, and if it is one that holds a send
+    /// slot, of which micro-batch.
+    fn waits_for(&self, event: &Event) -> Option<(usize, u64, Option<u64>)> {
         let direction = match event.op {
             Op::F => 0,
             Op::B(_) | Op::I => 1,
             _ => return None,
         };
         let ports = &self.ports[event.stage.index()][direction];
-        if let Some(number) = ports.input {
-            let channel = &self.channels[number];
-            if !channel.has_made(channel.receives.number(event.mb)) {
-                return Some(Cause::Transfer { rank: self.program.rank_of_stage[sender(number)] });
+        if let Some(channel) = ports.input {
+            let number = self.channels[channel].receives.number(event.mb);
+            if !self.channels[channel].has_made(number) {
+                return Some((channel, number, None));
             }
         }
-        let number = ports.output?;
+        let channel = ports.output?;
         let holder = event.mb.checked_sub(ports.slots)?;
-        let channel = &self.channels[number];
-        (!channel.has_made(channel.sends.number(holder)))
-            .then(|| Cause::Slot { rank: self.program.rank_of_stage[receiver(number)], holder })
+        let number = self.channels[channel].sends.number(holder);
+        (!self.channels[channel].has_made(number)).then_some((channel, number, Some(holder)))
     }
 
     /// Counts an offer or a post. What a run's end skips is skipped on both sides.

@@ -185,7 +185,12 @@ impl Index<'_> {
     /// The first value, of those that stand for all, that is not performed before `other` performs the value so much larger:
     /// none is if there is none among them.
     pub fn first_not_before(&self, other: &Index, distance: u64) -> Option<u64> {
-        let (carried, rest) = (distance / self.step, (distance % self.step) as usize);
+        let (rest, carried) = other.split(distance);
+        if self.leads.is_empty() && other.leads.is_empty() {
+            // What a later repetition performs is later.
+            let later = if carried == 0 { &other.period[rest..] } else { &[] };
+            return self.period.iter().zip(later).position(|(a, b)| a.position >= b.position).map(|m| m as u64);
+        }
         (0..self.period.len()).find_map(|residue| {
             let over = residue + rest >= self.period.len();
             let (later, more) = if over { (residue + rest - self.period.len(), 1) } else { (residue + rest, 0) };

@@ -4,6 +4,7 @@ use super::Violation;
 use super::index::{Index, Kind, Places};
 use crate::ids::StageId;
 use crate::stream::{Instr, Op, Program};
+use std::collections::HashSet;
 
 /// Where each operation of a stage is performed.
 #[derive(Clone, Copy, Debug)]
@@ -153,12 +154,21 @@ impl Marks {
 }
 
 /// Of every stage's weight gradients, `first` stands exactly after an update (or at the start), `last` exactly before one:
-/// in the prologue and two repetitions, so that the first repetition's end is seen too.
+/// in the prologue, in a repetition, and from its end to the next one's begin.
 pub(super) fn accumulation(program: &Program) -> Vec<Violation> {
     let mut marks = vec![Marks { fresh: true, before: None, wrong: None }; program.rank_of_stage.len()];
-    for stream in &program.streams {
-        for i in stream.prologue.iter().chain(&stream.period).chain(&stream.period) {
-            marks[i.stage.index()].see(i);
+    for (rank, stream) in program.streams.iter().enumerate() {
+        stream.prologue.iter().chain(&stream.period).for_each(|i| marks[i.stage.index()].see(i));
+        let mut stages = program.rank_of_stage.iter().filter(|home| home.index() == rank).count();
+        let mut begun = HashSet::new();
+        for i in stream.period.iter().filter(|i| matches!(i.op, Op::B(_) | Op::W(_) | Op::U)) {
+            if stages == 0 {
+                break;
+            }
+            if begun.insert(i.stage) {
+                marks[i.stage.index()].see(i);
+                stages -= 1;
+            }
         }
     }
     let violation = |(s, marks): (u32, &Marks)| marks.wrong.map(|mb| Violation::Accumulation { stage: StageId(s), mb });
