@@ -150,7 +150,7 @@ pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, cpu: Cpu
     let model = spec.model.as_ref()?;
     let memory = match estimated(spec) {
         Some(shape) => {
-            let copies = vec![1; layers.len()];
+            let copies: Vec<u32> = program.rings.iter().map(|rings| rings.weights).collect();
             estimate_memory(spec, model, shape, &layers, program, &copies, &mut Vec::new())?
         }
         None => build(spec, model, &layers, program, cpu, &mut Vec::new()).memory,

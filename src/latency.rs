@@ -26,7 +26,12 @@ pub struct Latency {
 pub fn compare(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Result<Option<Latency>, Failure> {
     let (spec, hop_ns) = (&analysed.spec, analysed.costs.hop_ns);
     let share = spec.pipeline.cover_latency.value.share;
-    if hop_ns == 0 || args.table.is_some() || spec.machine.ranks.value < 2 || spec.schedule.latency_warmup().is_none() {
+    if hop_ns == 0
+        || args.table.is_some()
+        || analysed.search.is_some()
+        || spec.machine.ranks.value < 2
+        || spec.schedule.latency_warmup().is_none()
+    {
         return Ok(None);
     }
     let other = if share == 0 { "full" } else { "none" };

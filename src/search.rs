@@ -27,12 +27,16 @@ pub fn analyse(
             costs: &|program| driver::costs_of(&spec, profile, program, &mut Vec::new()).map(|(costs, _)| costs),
             memory: &|program| driver::memory_of(&spec, profile, program, cpu),
             boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
+            own_policies: spec.staleness.weights.span.is_empty(),
             effort: Effort::default(),
         };
         plan::search::search(&request)
     };
     let result = result.map_err(|wrong| found.push(unreachable(&spec, search, profile, &wrong))).ok()?;
     let best = result.best.clone();
+    if let Some(own) = best.schedule.weights {
+        spec.staleness.weights.value = own;
+    }
     spec.schedule = best.schedule;
     let from = found.len();
     let proved = artifact::verify::prove(&best.program).expect("what a search gives is verified");

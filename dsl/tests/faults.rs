@@ -442,4 +442,5 @@ fn searches_with_faults() {
         assert_eq!(codes(&text.replace("SEARCH", search)), expected, "{search}");
     }
     assert_eq!(codes(&with("fuse = on").replace("gpipe", "search(memory <= 1 GiB)")), [""; 0]);
+    assert_eq!(codes(&with("cover_latency = full").replace("gpipe", "search(drift <= 1)")), ["P0240"]);
 }

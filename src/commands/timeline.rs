@@ -97,7 +97,9 @@ fn scenes(
 ) -> Result<Vec<Scene>, Failure> {
     let mut scenes = vec![Scene::new(&source.name, analysed, found, updates)];
     if let Some(name) = &args.with {
-        let (second, found) = driver::analyse(source, &args.spec.with_schedule(name, &analysed.spec))?;
+        let mut with = args.spec.with_schedule(name, &analysed.spec);
+        with.cost_of_ranks = analysed.search.is_some();
+        let (second, found) = driver::analyse(source, &with)?;
         let second = drawable(second).inspect_err(|_| render::print(source, &found))?;
         scenes.push(Scene::new(&source.name, &second, &found, updates));
     }

@@ -23,10 +23,11 @@ use crate::Shape;
 use crate::analyse::in_flight;
 use crate::cover::cover;
 use crate::expand::expand;
+use crate::policy::policy;
 use crate::steady::steady;
 use crate::time::{Costs, run};
 use crate::versions::versions;
-use artifact::stream::Program;
+use artifact::stream::{Policy, Program};
 use dsl::schedule::{Place, Schedule, Update};
 use dsl::spec::{Cover, Limits as Bytes};
 use problem::Problem;
@@ -72,6 +73,8 @@ pub struct Request<'a> {
     pub memory: &'a dyn Fn(&Program) -> Option<Vec<u64>>,
     /// Updates between two drains.
     pub boundary: Option<u64>,
+    /// Whether a schedule that is made for a policy of its own may have it; else it is none of the candidates.
+    pub own_policies: bool,
     pub effort: Effort,
 }
 
@@ -162,13 +165,22 @@ pub fn search(request: &Request) -> Result<Found, Unreachable> {
 
 impl Request<'_> {
     /// A schedule as a candidate, or why it is none.
-    fn given(&self, name: &str, schedule: Schedule, shape: Shape) -> Result<Candidate, String> {
+    fn given(&self, name: &str, schedule: Schedule, mut shape: Shape) -> Result<Candidate, String> {
+        if let Some(own) = schedule.weights.filter(|own| policy(own) != shape.policy) {
+            if !self.own_policies {
+                return Err(format!("it is made for `weights = {}`", own.name()));
+            }
+            shape.policy = policy(&own);
+        }
         let program = expand(&schedule, shape).map_err(|found| found[0].message.clone())?;
         self.candidate(name, schedule, shape, program)
     }
 
     fn candidate(&self, name: &str, schedule: Schedule, shape: Shape, program: Program) -> Result<Candidate, String> {
         let chunks = schedule.place.chunks(shape.chunks);
+        if shape.policy == Policy::DoubleBuffer && schedule.update == Update::Flush {
+            return Err("`weights = double_buffer` is for runs without end".into());
+        }
         if let [only] = self.places[..]
             && only != schedule.place
         {

@@ -17,11 +17,16 @@ pub(super) fn cover_latency(cx: &mut Context, section: &Section<'_>, schedule: O
     let share = share(cx, value)?;
     if let Some(schedule) = schedule.filter(|s| share > 0 && s.latency_warmup().is_none()) {
         let key = section.find("cover_latency").map_or(value.span.clone(), |entry| entry.key.span.clone());
-        let message =
-            format!("`cover_latency` has no effect: `{}` does not run on while micro-batches travel", schedule.name);
-        let found = Diagnostic::lint("P0240", key, message)
+        let (why, help) = match schedule.order.is_empty() {
+            true => ("a search covers latency as far as its limits leave".into(), "remove it"),
+            false => {
+                let why = format!("`{}` does not run on while micro-batches travel", schedule.name);
+                (why, "use it with `async_1f1b`, or remove it")
+            }
+        };
+        let found = Diagnostic::lint("P0240", key, format!("`cover_latency` has no effect: {why}"))
             .note("latency is covered by more forward passes in the warm-up of a schedule with `update local`");
-        cx.report(found.help("use it with `async_1f1b`, or remove it"));
+        cx.report(found.help(help));
     }
     Some(At { value: Cover { share }, span: value.span.clone() })
 }

@@ -87,8 +87,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
-    let named = schedule.as_ref().filter(|_| search.is_none()).map(|(_, schedule)| schedule);
-    let cover_latency = cover::cover_latency(cx, &section, named);
+    let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
     let (name, schedule) = schedule?;
     if let Some(entry) =
         section.find("chunks").filter(|_| search.is_none() && schedule.place != Place::Loop(Chunks::Given))

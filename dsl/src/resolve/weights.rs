@@ -48,7 +48,8 @@ pub(super) fn policy(
         Some(given) => given,
         None => At { value: own.unwrap_or(Weights::Current), span: start },
     };
-    if let Some(schedule) = schedule {
+    // A search finds what fits.
+    if let Some(schedule) = schedule.filter(|s| !s.order.is_empty()) {
         fits(cx, &policy, schedule);
     }
     policy

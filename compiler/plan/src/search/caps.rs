@@ -1,13 +1,17 @@
 //! A placement searched: what each rank may keep, then the order.
 
+use super::evolve::{cost, evolve};
 use super::frozen::{self, program};
 use super::problem::{Length, Order, Problem, Timer};
-use super::{Candidate, Effort, Request, Unreachable, evolve::evolve, improve::improve, problem};
+use super::{Candidate, Effort, Request, Unreachable, improve::improve, problem};
 use crate::Shape;
 use dsl::schedule::Place;
 
 /// Most times that caps are lowered because bytes are exceeded.
 const ROUNDS_MAX: usize = 8;
+
+/// Orders that are made to see how many bytes caps need.
+const QUICK: u64 = 48;
 
 /// The best order on a placement within the limits, and the bound of its span. None where the placement can't be.
 pub fn ordered(
@@ -86,7 +90,8 @@ fn within_bytes(request: &Request, problem: &mut Problem) -> Result<(), Unreacha
         return Err(Unreachable::Bytes { least });
     }
     for _ in 0..ROUNDS_MAX {
-        let order = evolve(problem, 0).into_iter().next().map_or_else(|| one.clone(), |(_, order)| order);
+        let quick = (QUICK * cost(problem)).min(request.effort.listed / ROUNDS_MAX as u64);
+        let order = evolve(problem, quick).into_iter().next().map_or_else(|| one.clone(), |(_, order)| order);
         let (Some(bytes), kept) = (needed(problem, &order), problem.kept(&order)) else { return Ok(()) };
         let mut fits = true;
         for rank in 0..problem.ranks {

@@ -4,8 +4,10 @@ use super::draws::Draws;
 use super::list::{Rules, list};
 use super::problem::{Length, Order, Problem, Timer};
 
-/// Populations.
-const ISLANDS: u64 = 4;
+/// Most populations.
+const ISLANDS_MAX: u64 = 4;
+/// Fewest orders that are worth a population of their own.
+const TRIES_MIN: u64 = 48;
 /// Rules that a population keeps.
 const KEPT: usize = 8;
 /// Most orders that an island makes.
@@ -35,12 +37,14 @@ struct Member {
     order: Order,
 }
 
-/// The best orders of all islands, best first, within `budget` listed actions.
+/// The best orders of all islands, best first, within `budget` listed actions: none if that is less than one order.
 pub fn evolve(problem: &Problem, budget: u64) -> Vec<(Length, Order)> {
-    let tries = (budget / ISLANDS / problem.size().max(1) as u64).clamp(12, TRIES_MAX);
+    let tries = budget / cost(problem);
+    let islands = (tries / TRIES_MIN).clamp(1, ISLANDS_MAX);
     let bound = problem.bound_ns();
     let mut all: Vec<Member> = Vec::new();
-    for island in 0..ISLANDS {
+    for island in 0..islands {
+        let tries = (tries / islands).min(TRIES_MAX);
         all.extend(populate(problem, Draws(7 + 1000 * island), tries).into_iter().take(2));
         if all.iter().any(|member| member.length.span_ns <= bound) {
             break;
@@ -48,6 +52,11 @@ pub fn evolve(problem: &Problem, budget: u64) -> Vec<(Length, Order)> {
     }
     all.sort_by_key(|member| member.length);
     all.into_iter().map(|member| (member.length, member.order)).collect()
+}
+
+/// Of one order: for each action all ranks are looked at.
+pub fn cost(problem: &Problem) -> u64 {
+    (problem.size() * (1 + problem.ranks / 16)) as u64
 }
 
 /// A quarter of the tries is random, a quarter changes whole rules, the rest changes their parts.
