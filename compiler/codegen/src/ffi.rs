@@ -17,6 +17,12 @@ unsafe extern "C" {
     fn LLVMInitializeX86TargetMC();
     fn LLVMInitializeX86AsmPrinter();
     fn LLVMInitializeX86AsmParser();
+    fn LLVMInitializeNVPTXTargetInfo();
+    fn LLVMInitializeNVPTXTarget();
+    fn LLVMInitializeNVPTXTargetMC();
+    fn LLVMInitializeNVPTXAsmPrinter();
+    fn LLVMCreateMemoryBufferWithMemoryRangeCopy(data: *const c_char, len: usize, name: *const c_char) -> Ptr;
+    fn LLVMParseIRInContext(context: Ptr, buffer: Ptr, module: *mut Ptr, error: *mut *mut c_char) -> c_int;
     fn LLVMGetVersion(major: *mut c_uint, minor: *mut c_uint, patch: *mut c_uint);
     fn LLVMContextCreate() -> Ptr;
     fn LLVMContextDispose(context: Ptr);
@@ -58,10 +64,12 @@ unsafe extern "C" {
     fn LLVMDisposeErrorMessage(message: *mut c_char);
 }
 
-const TRIPLE: &CStr = c"x86_64-unknown-linux-gnu";
+const CPU_TRIPLE: &CStr = c"x86_64-unknown-linux-gnu";
+const GPU_TRIPLE: &CStr = c"nvptx64-nvidia-cuda";
 const CODEGEN_AGGRESSIVE: c_int = 3;
 const RELOCATION_PIC: c_int = 2;
 const CODE_MODEL_SMALL: c_int = 3;
+const ASSEMBLY_FILE: c_int = 0;
 const OBJECT_FILE: c_int = 1;
 /// Diagnostics up to this severity (error 0, warning 1) count.
 const SEVERITY_WARNING: c_int = 1;
@@ -132,10 +140,26 @@ impl LlvmContext {
 
     /// Translates a module of the LLVM dialect; none if MLIR reported an error.
     pub fn translate(&self, module: &Module<'_>) -> Option<LlvmModule<'_>> {
+        self.translate_operation(module.as_operation())
+    }
+
+    /// As [`LlvmContext::translate`], of any operation that is a module.
+    pub fn translate_operation(&self, module: OperationRef<'_, '_>) -> Option<LlvmModule<'_>> {
         // SAFETY: both are alive; the result belongs to this context, which it borrows.
-        let raw =
-            unsafe { mlir_sys::mlirTranslateModuleToLLVMIR(module.as_operation().to_raw(), self.raw as _) as Ptr };
+        let raw = unsafe { mlir_sys::mlirTranslateModuleToLLVMIR(module.to_raw(), self.raw as _) as Ptr };
         (!raw.is_null()).then_some(LlvmModule { raw, context: PhantomData })
+    }
+
+    /// Reads LLVM IR from text.
+    pub fn parse(&self, text: &str) -> Result<LlvmModule<'_>, String> {
+        let (mut raw, mut error) = (null_mut(), null_mut());
+        // SAFETY: the text is copied into the buffer, which parsing takes over; the module belongs to this context.
+        let failed = unsafe {
+            let start = text.as_ptr() as *const c_char;
+            let buffer = LLVMCreateMemoryBufferWithMemoryRangeCopy(start, text.len(), c"text".as_ptr());
+            LLVMParseIRInContext(self.raw, buffer, &mut raw, &mut error) != 0
+        };
+        if failed { Err(take_message(error)) } else { Ok(LlvmModule { raw, context: PhantomData }) }
     }
 }
 
@@ -146,9 +170,10 @@ impl Drop for LlvmContext {
     }
 }
 
-/// Code generator settings for one CPU.
+/// Code generator settings for one CPU or GPU.
 pub struct TargetMachine {
     raw: Ptr,
+    triple: &'static CStr,
 }
 
 impl TargetMachine {
@@ -163,17 +188,34 @@ impl TargetMachine {
             LLVMInitializeX86AsmPrinter();
             LLVMInitializeX86AsmParser();
         });
+        Self::of(CPU_TRIPLE, cpu, features)
+    }
+
+    /// A generator of PTX. A chip and a PTX version that don't fit end the process.
+    pub fn gpu(chip: &str, features: &str) -> Result<Self, String> {
+        static INITIALISE: Once = Once::new();
+        // SAFETY: as above.
+        INITIALISE.call_once(|| unsafe {
+            LLVMInitializeNVPTXTargetInfo();
+            LLVMInitializeNVPTXTarget();
+            LLVMInitializeNVPTXTargetMC();
+            LLVMInitializeNVPTXAsmPrinter();
+        });
+        Self::of(GPU_TRIPLE, chip, features)
+    }
+
+    fn of(triple: &'static CStr, cpu: &str, features: &str) -> Result<Self, String> {
         let cpu = CString::new(cpu).map_err(|e| e.to_string())?;
         let features = CString::new(features).map_err(|e| e.to_string())?;
         let (mut target, mut error) = (null_mut(), null_mut());
         // SAFETY: valid strings and places; the strings are copied.
         let raw = unsafe {
-            if LLVMGetTargetFromTriple(TRIPLE.as_ptr(), &mut target, &mut error) != 0 {
+            if LLVMGetTargetFromTriple(triple.as_ptr(), &mut target, &mut error) != 0 {
                 return Err(take_message(error));
             }
             LLVMCreateTargetMachine(
                 target,
-                TRIPLE.as_ptr(),
+                triple.as_ptr(),
                 cpu.as_ptr(),
                 features.as_ptr(),
                 CODEGEN_AGGRESSIVE,
@@ -181,7 +223,7 @@ impl TargetMachine {
                 CODE_MODEL_SMALL,
             )
         };
-        if raw.is_null() { Err("LLVM has no code generator for this target".into()) } else { Ok(Self { raw }) }
+        if raw.is_null() { Err("LLVM has no code generator for this target".into()) } else { Ok(Self { raw, triple }) }
     }
 }
 
@@ -203,7 +245,7 @@ impl LlvmModule<'_> {
     pub fn set_target(&self, machine: &TargetMachine) {
         // SAFETY: both are alive; the module copies the layout.
         unsafe {
-            LLVMSetTarget(self.raw, TRIPLE.as_ptr());
+            LLVMSetTarget(self.raw, machine.triple.as_ptr());
             let layout = LLVMCreateTargetDataLayout(machine.raw);
             LLVMSetModuleDataLayout(self.raw, layout);
             LLVMDisposeTargetData(layout);
@@ -236,10 +278,20 @@ impl LlvmModule<'_> {
 
     /// An ELF object.
     pub fn emit_object(&self, machine: &TargetMachine) -> Result<Vec<u8>, String> {
+        self.emit(machine, OBJECT_FILE)
+    }
+
+    /// Assembly text.
+    pub fn emit_assembly(&self, machine: &TargetMachine) -> Result<String, String> {
+        let bytes = self.emit(machine, ASSEMBLY_FILE)?;
+        String::from_utf8(bytes).map_err(|e| e.to_string())
+    }
+
+    fn emit(&self, machine: &TargetMachine, kind: c_int) -> Result<Vec<u8>, String> {
         let (mut error, mut buffer) = (null_mut(), null_mut());
         // SAFETY: both are alive; the buffer's bytes are copied before it is freed.
         unsafe {
-            if LLVMTargetMachineEmitToMemoryBuffer(machine.raw, self.raw, OBJECT_FILE, &mut error, &mut buffer) != 0 {
+            if LLVMTargetMachineEmitToMemoryBuffer(machine.raw, self.raw, kind, &mut error, &mut buffer) != 0 {
                 return Err(take_message(error));
             }
             let bytes =

@@ -6,6 +6,7 @@
 
 mod compile;
 pub mod context;
+pub mod cuda;
 mod emit;
 mod entry;
 pub mod error;

@@ -1,8 +1,8 @@
 //! Attention and its gradient against f64, at sizes that fill tiles and sizes that do not.
 
-use crate::harness::{Data, assert_close, bits, random, run, runnable};
+use crate::harness::{Data, assert_close, bits, random, run, targets};
 use model::kernel::KernelOp;
-use model::target::CpuClass;
+use model::target::Target;
 
 /// Sequences, context, width, heads.
 type Sizes = (u32, u32, u32, u32);
@@ -80,28 +80,28 @@ fn operations((sequences, context, width, heads): Sizes) -> (KernelOp, KernelOp)
 }
 
 /// o, lse and dqkv of the kernels.
-fn computed(cpu: CpuClass, sizes: Sizes, qkv: &[f32], d_o: &[f32]) -> [Data; 3] {
+fn computed(target: Target, sizes: Sizes, qkv: &[f32], d_o: &[f32]) -> [Data; 3] {
     let (sequences, context, _, heads) = sizes;
     let (forward, backward) = operations(sizes);
     let lse_len = (sequences * context * heads) as usize;
     let qkv = Data::F32(qkv.to_vec());
-    let after = run(forward, cpu, &[qkv.clone(), Data::unset(d_o.len()), Data::unset(lse_len)]);
+    let after = run(forward, target, &[qkv.clone(), Data::unset(d_o.len()), Data::unset(lse_len)]);
     let (o, lse) = (after[1].clone(), after[2].clone());
     let data = [qkv, o.clone(), lse.clone(), Data::F32(d_o.to_vec()), Data::unset(3 * d_o.len())];
-    let dqkv = run(backward, cpu, &data).pop().expect("dqkv");
+    let dqkv = run(backward, target, &data).pop().expect("dqkv");
     [o, lse, dqkv]
 }
 
 #[test]
 fn attention_and_its_gradient_are_right_at_every_size() {
-    for cpu in runnable() {
+    for target in targets() {
         for sizes in SIZES {
             let (qkv, d_o) = inputs(sizes);
             let expected = reference(sizes, &qkv, &d_o);
-            let [o, lse, dqkv] = computed(cpu, sizes, &qkv, &d_o);
-            assert_close(&format!("o {sizes:?} {cpu:?}"), o.f32(), &expected.o, 1e-5);
-            assert_close(&format!("lse {sizes:?} {cpu:?}"), lse.f32(), &expected.lse, 3e-6);
-            assert_close(&format!("dqkv {sizes:?} {cpu:?}"), dqkv.f32(), &expected.dqkv, 3e-5);
+            let [o, lse, dqkv] = computed(target, sizes, &qkv, &d_o);
+            assert_close(&format!("o {sizes:?} {target:?}"), o.f32(), &expected.o, 1e-5);
+            assert_close(&format!("lse {sizes:?} {target:?}"), lse.f32(), &expected.lse, 3e-6);
+            assert_close(&format!("dqkv {sizes:?} {target:?}"), dqkv.f32(), &expected.dqkv, 3e-5);
         }
     }
 }
@@ -110,15 +110,15 @@ fn attention_and_its_gradient_are_right_at_every_size() {
 fn a_query_does_not_see_later_keys() {
     let sizes = (1, 40, 24, 2);
     let (mut qkv, d_o) = inputs(sizes);
-    for cpu in runnable() {
-        let [before, lse_before, _] = computed(cpu, sizes, &qkv, &d_o);
+    for target in targets() {
+        let [before, lse_before, _] = computed(target, sizes, &qkv, &d_o);
         // The last token's q, k and v.
         let last = qkv.len() - 72;
         qkv[last..].iter_mut().for_each(|x| *x = 1e3);
-        let [after, lse_after, _] = computed(cpu, sizes, &qkv, &d_o);
-        assert_eq!(bits(&before)[..39 * 24], bits(&after)[..39 * 24], "{cpu:?}");
-        assert_ne!(bits(&before)[39 * 24..], bits(&after)[39 * 24..], "{cpu:?}");
-        assert_eq!(bits(&lse_before)[..39], bits(&lse_after)[..39], "{cpu:?}");
+        let [after, lse_after, _] = computed(target, sizes, &qkv, &d_o);
+        assert_eq!(bits(&before)[..39 * 24], bits(&after)[..39 * 24], "{target:?}");
+        assert_ne!(bits(&before)[39 * 24..], bits(&after)[39 * 24..], "{target:?}");
+        assert_eq!(bits(&lse_before)[..39], bits(&lse_after)[..39], "{target:?}");
         (qkv, _) = inputs(sizes);
     }
 }
@@ -127,11 +127,11 @@ fn a_query_does_not_see_later_keys() {
 fn sequences_do_not_touch_each_other() {
     let sizes = (3, 21, 24, 2);
     let (qkv, d_o) = inputs(sizes);
-    for cpu in runnable() {
-        let [o, _, dqkv] = computed(cpu, sizes, &qkv, &d_o);
+    for target in targets() {
+        let [o, _, dqkv] = computed(target, sizes, &qkv, &d_o);
         let one = (1, 21, 24, 2);
-        let [second, _, d_second] = computed(cpu, one, &qkv[21 * 72..42 * 72], &d_o[21 * 24..42 * 24]);
-        assert_eq!(bits(&o)[21 * 24..42 * 24], bits(&second), "{cpu:?}");
-        assert_eq!(bits(&dqkv)[21 * 72..42 * 72], bits(&d_second), "{cpu:?}");
+        let [second, _, d_second] = computed(target, one, &qkv[21 * 72..42 * 72], &d_o[21 * 24..42 * 24]);
+        assert_eq!(bits(&o)[21 * 24..42 * 24], bits(&second), "{target:?}");
+        assert_eq!(bits(&dqkv)[21 * 72..42 * 72], bits(&d_second), "{target:?}");
     }
 }

@@ -4,11 +4,12 @@ use crate::call::{Buffer, Code};
 use artifact::ids::StageId;
 use codegen::context::CodegenContext;
 use codegen::kernels::{self, KernelSource};
-use codegen::{image, pipeline};
+use codegen::{cuda, image, pipeline};
+use emulated::{Launch, Memory, Module, Operand, Order};
 use model::kernel::{Kernel, KernelOp};
 use model::kernel_plan::plan_kernel;
 use model::operands::{Access, operands};
-use model::target::CpuClass;
+use model::target::{Chip, CpuClass, Target};
 use std::cell::RefCell;
 
 /// An operand's content.
@@ -83,21 +84,45 @@ pub fn runnable() -> Vec<CpuClass> {
     classes
 }
 
+/// The CPU classes that this machine can run, and a GPU in the emulator.
+pub fn targets() -> Vec<Target> {
+    runnable().into_iter().map(Target::Cpu).chain([Target::Cuda(Chip::Sm80)]).collect()
+}
+
 /// A compiled kernel, ready to be called.
 pub struct Runnable {
     pub kernel: Kernel,
-    code: Code,
-    offset: u64,
+    /// In which a device's threads run.
+    pub order: Order,
+    code: Compiled,
+}
+
+enum Compiled {
+    Image(Code, u64),
+    Device(Module, Vec<cuda::Launch>),
 }
 
 impl Runnable {
-    pub fn new(op: KernelOp, cpu: CpuClass) -> Self {
-        Self::of(plan_kernel(op, cpu), cpu)
+    pub fn new(op: KernelOp, target: impl Into<Target>) -> Self {
+        let target = target.into();
+        Self::of(plan_kernel(op, target), target)
     }
 
-    pub fn of(kernel: Kernel, cpu: CpuClass) -> Self {
-        let source = kernels::source(&kernel, cpu);
-        Self::of_source(kernel, source, cpu)
+    pub fn of(kernel: Kernel, target: impl Into<Target>) -> Self {
+        match target.into() {
+            Target::Cpu(cpu) => {
+                let source = kernels::source(&kernel, cpu);
+                Self::of_source(kernel, source, cpu)
+            }
+            Target::Cuda(chip) => Self::of_device(kernel, chip),
+        }
+    }
+
+    fn of_device(kernel: Kernel, chip: Chip) -> Self {
+        let device = cuda::device_kernel(&kernel).unwrap_or_else(|e| panic!("{e}"));
+        let object = with_context(|c| cuda::emulated_object(c, &device.name, &device.module(), chip));
+        let module = Module::load(&object.unwrap_or_else(|e| panic!("{e}"))).unwrap_or_else(|e| panic!("{e}"));
+        Self { kernel, order: Order::Random(1), code: Compiled::Device(module, device.launches) }
     }
 
     /// A source of the test's own, with the operands and the scratch of `kernel`.
@@ -105,7 +130,8 @@ impl Runnable {
         let object =
             with_context(|c| pipeline::compile_source(c, &kernel, source, cpu)).unwrap_or_else(|e| panic!("{e}"));
         let image = image::link(StageId(0), &[(0, &object)]).unwrap_or_else(|e| panic!("{e}"));
-        Self { kernel, code: Code::map(&image.code), offset: image.exports[0].1 }
+        let code = Compiled::Image(Code::map(&image.code), image.exports[0].1);
+        Self { kernel, order: Order::Ascending, code }
     }
 
     /// Calls the kernel; gives all operands as they are afterwards.
@@ -124,7 +150,7 @@ impl Runnable {
             // Not zero: a kernel must not rely on what scratch holds.
             buffers.push(Buffer::new(&vec![0xFF; self.kernel.scratch_bytes as usize]));
         }
-        self.code.call(self.offset, &mut buffers);
+        self.execute(&mut buffers);
         let after = data.iter().zip(&mut buffers).map(|(d, b)| d.read(b.data())).collect::<Vec<_>>();
         for (i, operand) in expected.iter().enumerate() {
             if operand.access == Access::Read {
@@ -132,6 +158,22 @@ impl Runnable {
             }
         }
         after
+    }
+
+    fn execute(&self, buffers: &mut [Buffer]) {
+        let (module, launches) = match &self.code {
+            Compiled::Image(code, offset) => return code.call(*offset, buffers),
+            Compiled::Device(module, launches) => (module, launches),
+        };
+        let access = operands(&self.kernel.op).into_iter().map(|o| o.access.reads()).chain([false]);
+        let operands = buffers.iter_mut().zip(access);
+        let operands = operands.map(|(b, initialised)| Operand { bytes: b.data(), initialised }).collect();
+        let mut memory = Memory::new(operands);
+        for launch in launches {
+            let launch = Launch { entry: &launch.entry, grid: launch.grid, threads: launch.threads };
+            let done = emulated::launch(module, &launch, &mut memory, self.order);
+            done.unwrap_or_else(|fault| panic!("{fault}"));
+        }
     }
 
     /// Seconds of one call, the smallest of `times`.
@@ -143,16 +185,16 @@ impl Runnable {
         }
         let once = |_| {
             let start = std::time::Instant::now();
-            self.code.call(self.offset, &mut buffers);
+            self.execute(&mut buffers);
             start.elapsed().as_secs_f64()
         };
         (0..times).map(once).fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Compiles for `cpu`, calls once, gives all operands afterwards.
-pub fn run(op: KernelOp, cpu: CpuClass, data: &[Data]) -> Vec<Data> {
-    Runnable::new(op, cpu).call(data)
+/// Compiles for `target`, calls once, gives all operands afterwards.
+pub fn run(op: KernelOp, target: impl Into<Target>, data: &[Data]) -> Vec<Data> {
+    Runnable::new(op, target).call(data)
 }
 
 /// Reproducible values in -1 .. 1 that differ by seed.

@@ -1,10 +1,10 @@
 //! Matrix products with every epilogue against f64, and the fused update against its parts, bit for bit.
 
-use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable};
+use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable, targets};
 use crate::optimizers;
 use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, UpdateRule};
 use model::kernel_plan::plan_kernel;
-use model::target::CpuClass;
+use model::target::Target;
 use model::workspace::scratch_bytes;
 
 const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
@@ -21,11 +21,11 @@ fn matmul((m, n, k): Shape, form: Form, epilogue: Epilogue) -> MatMul {
 }
 
 /// The kernel, with k cut in blocks of `kc` instead of the planned ones.
-fn in_blocks(matmul: MatMul, kc: u32, cpu: CpuClass) -> Kernel {
-    let mut kernel = plan_kernel(KernelOp::MatMul(matmul), cpu);
+fn in_blocks(matmul: MatMul, kc: u32, target: Target) -> Kernel {
+    let mut kernel = plan_kernel(KernelOp::MatMul(matmul), target);
     let tiles = kernel.tiles.as_mut().expect("a matmul has tiles");
     tiles.kc = kc;
-    kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), cpu);
+    kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), target);
     kernel
 }
 
@@ -72,9 +72,9 @@ fn factors(m: &MatMul) -> [Data; 2] {
 }
 
 /// Runs a forward or input-gradient kernel and compares all it writes.
-fn check(kernel: Kernel, cpu: CpuClass) {
+fn check(kernel: Kernel, target: Target) {
     let KernelOp::MatMul(m) = kernel.op.clone() else { panic!("not a matmul") };
-    let what = format!("{} on {}", kernel.name, cpu.name());
+    let what = format!("{} on {}", kernel.name, target.name());
     let (len, n) = ((m.m * m.n) as usize, m.n as usize);
     let (bias, full) = (random(3, n), random(4, len));
     let mut data = factors(&m).to_vec();
@@ -96,7 +96,7 @@ fn check(kernel: Kernel, cpu: CpuClass) {
         Epilogue::Blend { .. } => vec![ab.iter().zip(&full).map(|(x, r)| 1.5 * x - 0.25 * f64::from(*r)).collect()],
     };
     data.extend(expected.iter().map(|_| Data::unset(len)));
-    let after = Runnable::of(kernel, cpu).call(&data);
+    let after = Runnable::of(kernel, target).call(&data);
     for (found, expected) in after[after.len() - expected.len()..].iter().zip(&expected) {
         assert_close(&what, found.f32(), expected, tolerance(m.k));
     }
@@ -104,10 +104,10 @@ fn check(kernel: Kernel, cpu: CpuClass) {
 
 #[test]
 fn every_form_and_epilogue_is_right_on_a_shape_that_no_tile_divides() {
-    for cpu in runnable() {
+    for target in targets() {
         for form in FORMS {
             for epilogue in EPILOGUES {
-                check(plan_kernel(KernelOp::MatMul(matmul((37, 61, 129), form, epilogue)), cpu), cpu);
+                check(plan_kernel(KernelOp::MatMul(matmul((37, 61, 129), form, epilogue)), target), target);
             }
         }
     }
@@ -117,11 +117,14 @@ fn every_form_and_epilogue_is_right_on_a_shape_that_no_tile_divides() {
 fn every_form_is_right_whichever_loops_there_are() {
     // One tile; one loop each; partial tiles of known size; several panels of rows and columns.
     let shapes = [(1, 1, 1), (7, 33, 5), (1, 40, 9), (40, 1, 9), (5, 3, 100), (64, 32, 8), (300, 600, 40)];
-    for (c, cpu) in runnable().into_iter().enumerate() {
+    for (c, target) in targets().into_iter().enumerate() {
         for (i, shape) in shapes.into_iter().enumerate() {
             // The forms differ in how operands are packed; the classes only in the tiles.
             for form in if c == 0 { &FORMS[..] } else { &FORMS[i % 3..=i % 3] } {
-                check(plan_kernel(KernelOp::MatMul(matmul(shape, *form, EPILOGUES[i % EPILOGUES.len()])), cpu), cpu);
+                check(
+                    plan_kernel(KernelOp::MatMul(matmul(shape, *form, EPILOGUES[i % EPILOGUES.len()])), target),
+                    target,
+                );
             }
         }
     }
@@ -129,43 +132,43 @@ fn every_form_is_right_whichever_loops_there_are() {
 
 #[test]
 fn every_form_is_right_in_several_blocks_of_k() {
-    for cpu in runnable() {
+    for target in targets() {
         for (form, epilogue) in FORMS.into_iter().zip([Epilogue::BiasResidual, Epilogue::GeluGrad, Epilogue::Store]) {
-            check(in_blocks(matmul((130, 70, 300), form, epilogue), 128, cpu), cpu);
+            check(in_blocks(matmul((130, 70, 300), form, epilogue), 128, target), target);
         }
-        check(plan_kernel(KernelOp::MatMul(matmul((9, 20, 2500), Form::NT, Epilogue::Store)), cpu), cpu);
+        check(plan_kernel(KernelOp::MatMul(matmul((9, 20, 2500), Form::NT, Epilogue::Store)), target), target);
         // A single tile: the blocks share the memory of their panels.
-        check(in_blocks(matmul((1, 7, 100), Form::TN, Epilogue::Bias), 24, cpu), cpu);
+        check(in_blocks(matmul((1, 7, 100), Form::TN, Epilogue::Bias), 24, target), target);
     }
 }
 
 #[test]
 fn panels_of_rows_and_columns_are_right() {
-    for cpu in runnable() {
+    for target in runnable() {
         // Tiles that stick out, and whole tiles in a smaller last panel.
         for (form, shape) in FORMS.into_iter().zip([(70, 150, 33), (40, 96, 20), (72, 32, 20)]) {
-            let mut kernel = plan_kernel(KernelOp::MatMul(matmul(shape, form, Epilogue::Bias)), cpu);
+            let mut kernel = plan_kernel(KernelOp::MatMul(matmul(shape, form, Epilogue::Bias)), target);
             let tiles = kernel.tiles.as_mut().expect("a matmul has tiles");
             (tiles.mc, tiles.nc) = (4 * tiles.mr, 2 * tiles.nr);
-            kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), cpu);
-            check(kernel, cpu);
+            kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), target);
+            check(kernel, Target::Cpu(target));
         }
     }
 }
 
 #[test]
 fn a_shape_of_the_benchmark_is_right() {
-    for cpu in runnable() {
-        check(plan_kernel(KernelOp::MatMul(matmul((512, 768, 256), Form::NN, Epilogue::Bias)), cpu), cpu);
+    for target in targets() {
+        check(plan_kernel(KernelOp::MatMul(matmul((512, 768, 256), Form::NN, Epilogue::Bias)), target), target);
     }
 }
 
 /// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
-fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, rules: &[UpdateRule]) {
+fn check_sinks(shape: Shape, kc: Option<u32>, target: Target, rules: &[UpdateRule]) {
     let len = (shape.0 * shape.1) as usize;
     let kernel = |sink| {
         let m = matmul(shape, Form::TN, Epilogue::Gradient(sink));
-        kc.map_or_else(|| plan_kernel(KernelOp::MatMul(m.clone()), cpu), |kc| in_blocks(m.clone(), kc, cpu))
+        kc.map_or_else(|| plan_kernel(KernelOp::MatMul(m.clone()), target), |kc| in_blocks(m.clone(), kc, target))
     };
     let m = matmul(shape, Form::TN, Epilogue::Store);
     let factors = factors(&m).to_vec();
@@ -174,9 +177,9 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, rules: &[UpdateRule
     let ab = product(&m, factors[0].f32(), factors[1].f32());
     let with_acc = ab.iter().zip(&acc).map(|(x, a)| x + f64::from(*a)).collect::<Vec<_>>();
 
-    let stored = Runnable::of(kernel(Sink::Store), cpu).call(&operands(&[Data::unset(len)])).remove(2);
+    let stored = Runnable::of(kernel(Sink::Store), target).call(&operands(&[Data::unset(len)])).remove(2);
     assert_close("stored", stored.f32(), &ab, tolerance(shape.2));
-    let added = Runnable::of(kernel(Sink::Add), cpu).call(&operands(&[Data::F32(acc.clone())])).remove(2);
+    let added = Runnable::of(kernel(Sink::Add), target).call(&operands(&[Data::F32(acc.clone())])).remove(2);
     assert_close("added", added.f32(), &with_acc, tolerance(shape.2));
 
     for &rule in rules {
@@ -184,17 +187,17 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, rules: &[UpdateRule
         let before = optimizers::parameter(rule, len);
         let states = before.iter().cloned().map(Data::F32).collect::<Vec<_>>();
         for (accumulated, gradient, exact) in [(false, &stored, &ab), (true, &added, &with_acc)] {
-            let what = format!("{shape:?}, {rule:?}, accumulated {accumulated}, {}", cpu.name());
+            let what = format!("{shape:?}, {rule:?}, accumulated {accumulated}, {}", target.name());
             let mut more = if accumulated { vec![Data::F32(acc.clone())] } else { Vec::new() };
             more.push(Data::F32(hyper.clone()));
             more.extend(states.clone());
-            let fused = Runnable::of(kernel(Sink::Update { rule, accumulated }), cpu).call(&operands(&more));
+            let fused = Runnable::of(kernel(Sink::Update { rule, accumulated }), target).call(&operands(&more));
             let fused = &fused[fused.len() - states.len()..];
 
             let mut unfused = vec![gradient.clone()];
             unfused.extend(states.clone());
             unfused.push(Data::F32(hyper.clone()));
-            let unfused = run(KernelOp::Update { len: len as u64, rule }, cpu, &unfused);
+            let unfused = run(KernelOp::Update { len: len as u64, rule }, target, &unfused);
             let expected = optimizers::updated(rule, &hyper, &before, exact);
             for (i, (fused, expected)) in fused.iter().zip(&expected).enumerate() {
                 assert_eq!(bits(fused), bits(&unfused[i + 1]), "{what}: fused and unfused differ in state {i}");
@@ -207,22 +210,22 @@ fn check_sinks(shape: Shape, kc: Option<u32>, cpu: CpuClass, rules: &[UpdateRule
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts() {
-    for cpu in runnable() {
-        check_sinks((37, 61, 129), None, cpu, &optimizers::rules());
+    for target in targets() {
+        check_sinks((37, 61, 129), None, target, &optimizers::rules());
     }
 }
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts_over_several_blocks_of_k() {
-    for cpu in runnable() {
-        check_sinks((130, 70, 300), Some(128), cpu, &[optimizers::ADAMW]);
+    for target in targets() {
+        check_sinks((130, 70, 300), Some(128), target, &[optimizers::ADAMW]);
     }
 }
 
 #[test]
 fn a_fused_update_has_the_bits_of_its_parts_on_a_single_element() {
-    for cpu in runnable() {
-        check_sinks((1, 1, 1), None, cpu, &[optimizers::SGD]);
+    for target in targets() {
+        check_sinks((1, 1, 1), None, target, &[optimizers::SGD]);
     }
 }
 
@@ -231,7 +234,7 @@ fn a_fused_update_has_the_bits_of_its_parts_on_a_single_element() {
 fn sums_follow_the_rule_bit_for_bit() {
     let (shape, kc) = ((9, 21, 50), 16);
     let m = matmul(shape, Form::TN, Epilogue::Gradient(Sink::Add));
-    for cpu in runnable() {
+    for target in targets() {
         let mut data = factors(&m).to_vec();
         let acc = random(4, (m.m * m.n) as usize);
         data.push(Data::F32(acc.clone()));
@@ -247,7 +250,7 @@ fn sums_follow_the_rule_bit_for_bit() {
                 *sum += block;
             }
         }
-        let after = Runnable::of(in_blocks(m.clone(), kc, cpu), cpu).call(&data).remove(2);
-        assert_eq!(bits(&after), bits(&Data::F32(expected)), "{}", cpu.name());
+        let after = Runnable::of(in_blocks(m.clone(), kc, target), target).call(&data).remove(2);
+        assert_eq!(bits(&after), bits(&Data::F32(expected)), "{}", target.name());
     }
 }

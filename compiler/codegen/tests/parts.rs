@@ -1,16 +1,16 @@
 //! The parts of updates that look at a whole tensor, against f64.
 
-use crate::harness::{Data, assert_close, random, run, runnable};
+use crate::harness::{Data, assert_close, random, run, targets};
 use crate::optimizers::squares;
 use model::kernel::{Factor, KernelOp, UpdatePart};
 
 const LENGTHS: [usize; 6] = [1, 7, 32, 63, 100, 4099];
 
 /// The second operand starts as NaN where it must not be read.
-fn sum(x: &[f32], before: Option<f64>, cpu: model::target::CpuClass) -> f64 {
+fn sum(x: &[f32], before: Option<f64>, target: model::target::Target) -> f64 {
     let part = UpdatePart::SumSquares { len: x.len() as u64, add: before.is_some() };
     let data = [Data::F32(x.to_vec()), Data::F64(vec![before.unwrap_or(f64::NAN)])];
-    run(KernelOp::Part(part), cpu, &data)[1].f64()[0]
+    run(KernelOp::Part(part), target, &data)[1].f64()[0]
 }
 
 #[test]
@@ -18,23 +18,23 @@ fn squares_are_summed_in_f64_and_alike_on_every_cpu() {
     for len in LENGTHS {
         let x = random(1, len);
         let exact: f64 = x.iter().map(|x| f64::from(*x).powi(2)).sum();
-        let found: Vec<f64> = runnable().into_iter().map(|cpu| sum(&x, None, cpu)).collect();
+        let found: Vec<f64> = targets().into_iter().map(|target| sum(&x, None, target)).collect();
         assert!((found[0] / exact - 1.0).abs() < 1e-12, "{len}: {} instead of {exact}", found[0]);
         assert!(found.iter().all(|f| f.to_bits() == found[0].to_bits()), "{len}: {found:?}");
-        let cpu = runnable()[0];
-        assert_eq!(sum(&x, Some(2.5), cpu), 2.5 + found[0], "{len}");
+        let target = targets()[0];
+        assert_eq!(sum(&x, Some(2.5), target), 2.5 + found[0], "{len}");
     }
-    assert!(sum(&[1.0, f32::NAN], None, runnable()[0]).is_nan());
+    assert!(sum(&[1.0, f32::NAN], None, targets()[0]).is_nan());
 }
 
-fn scaled(x: &[f32], sum: f64, factor: Factor, cpu: model::target::CpuClass) -> Vec<f32> {
+fn scaled(x: &[f32], sum: f64, factor: Factor, target: model::target::Target) -> Vec<f32> {
     let part = KernelOp::Part(UpdatePart::Scale { len: x.len() as u64, factor });
-    run(part, cpu, &[Data::F64(vec![sum]), Data::F32(x.to_vec())])[1].f32().to_vec()
+    run(part, target, &[Data::F64(vec![sum]), Data::F32(x.to_vec())])[1].f32().to_vec()
 }
 
 #[test]
 fn a_tensor_is_scaled_by_its_norm() {
-    for cpu in runnable() {
+    for target in targets() {
         for len in LENGTHS {
             let x = random(1, len);
             for (sum, factor, by) in [
@@ -46,11 +46,11 @@ fn a_tensor_is_scaled_by_its_norm() {
                 (0.0, Factor::AtMost { max_bits: 0.5f64.to_bits() }, 1.0),
             ] {
                 let expected: Vec<f32> = x.iter().map(|x| x * (by as f32)).collect();
-                assert_eq!(scaled(&x, sum, factor, cpu), expected, "{factor:?} {sum} {len}");
+                assert_eq!(scaled(&x, sum, factor, target), expected, "{factor:?} {sum} {len}");
             }
         }
         // A gradient that is not finite is not hidden.
-        let found = scaled(&[1.0], f64::NAN, Factor::AtMost { max_bits: 1.0f64.to_bits() }, cpu);
+        let found = scaled(&[1.0], f64::NAN, Factor::AtMost { max_bits: 1.0f64.to_bits() }, target);
         assert!(found[0].is_nan());
     }
 }
@@ -59,17 +59,17 @@ fn a_tensor_is_scaled_by_its_norm() {
 fn momentum_looks_ahead_and_a_correction_remembers() {
     let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
     (h[0], h[1], h[8]) = (0.95, 0.05, 0.475);
-    for cpu in runnable() {
+    for target in targets() {
         for len in LENGTHS {
             let (g, state) = (random(1, len), random(2, len));
             let data = [h.clone(), g.clone(), state.clone()].map(Data::F32);
             let wide = |i: usize| (f64::from(g[i]), f64::from(state[i]));
-            let after = run(KernelOp::Part(UpdatePart::Momentum { len: len as u64 }), cpu, &data);
+            let after = run(KernelOp::Part(UpdatePart::Momentum { len: len as u64 }), target, &data);
             let m: Vec<f64> = (0..len).map(wide).map(|(g, m)| 0.95 * m + 0.05 * g).collect();
             let ahead: Vec<f64> = (0..len).map(|i| wide(i).0 + 0.95 * (m[i] - wide(i).0)).collect();
             assert_close("m", after[2].f32(), &m, 3e-7);
             assert_close("look-ahead", after[1].f32(), &ahead, 3e-7);
-            let after = run(KernelOp::Part(UpdatePart::Correct { len: len as u64 }), cpu, &data);
+            let after = run(KernelOp::Part(UpdatePart::Correct { len: len as u64 }), target, &data);
             let corrected: Vec<f64> = (0..len).map(wide).map(|(g, before)| g + 0.475 * (g - before)).collect();
             assert_close("corrected", after[1].f32(), &corrected, 3e-7);
             assert_eq!(after[2].f32(), g);
@@ -81,12 +81,12 @@ fn momentum_looks_ahead_and_a_correction_remembers() {
 fn columns_are_divided_by_the_root_of_their_moment() {
     let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
     (h[2], h[3]) = (0.9, 0.1);
-    for cpu in runnable() {
+    for target in targets() {
         for (rows, width) in [(1, 1), (5, 3), (37, 61), (16, 8), (2, 200)] {
             let (x, v) = (random(1, rows * width), squares(2, width));
             let data = [h.clone(), x.clone(), v.clone()].map(Data::F32);
             let part = UpdatePart::Columns { rows: rows as u32, width: width as u32 };
-            let after = run(KernelOp::Part(part), cpu, &data);
+            let after = run(KernelOp::Part(part), target, &data);
             let mean = |j: usize| (0..rows).map(|i| f64::from(x[i * width + j]).powi(2)).sum::<f64>() / rows as f64;
             let moment: Vec<f64> = (0..width).map(|j| 0.9 * f64::from(v[j]) + 0.1 * mean(j)).collect();
             let divided: Vec<f64> =

@@ -3,6 +3,8 @@
 mod attention;
 mod call;
 mod corrections;
+mod device;
+mod emulator;
 mod harness;
 mod infrastructure;
 mod math;

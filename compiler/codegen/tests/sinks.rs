@@ -1,11 +1,11 @@
 //! The update fused into a gradient kernel gives the bits of the gradient kernel followed by the update.
 //! (Weight gradients of matmuls: see `matmul`.)
 
-use crate::harness::{Data, bits, random, run, runnable};
+use crate::harness::{Data, bits, random, run, targets};
 use crate::optimizers;
 use model::kernel::{Epilogue, Form, KernelOp, MatMul, Sink, Table, UpdateRule, Writes};
 use model::operands::operands;
-use model::target::CpuClass;
+use model::target::Target;
 
 /// A gradient kernel by its sink.
 type Gradient = fn(Sink) -> KernelOp;
@@ -33,8 +33,8 @@ fn inputs(gradient: Gradient, seed: u64) -> Vec<Data> {
     inputs
 }
 
-fn call(op: KernelOp, cpu: CpuClass, inputs: &[Data], sink: &[Data]) -> Vec<Data> {
-    run(op, cpu, &[inputs, sink].concat()).split_off(inputs.len())
+fn call(op: KernelOp, target: Target, inputs: &[Data], sink: &[Data]) -> Vec<Data> {
+    run(op, target, &[inputs, sink].concat()).split_off(inputs.len())
 }
 
 /// Weight and states at the start, and the hyper-parameters.
@@ -45,26 +45,26 @@ fn parameter(rule: UpdateRule, len: usize) -> (Vec<Data>, Data) {
 
 fn fused_equals_unfused(gradient: Gradient) {
     let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
-    for cpu in runnable() {
+    for target in targets() {
         for rule in optimizers::rules() {
             for accumulated in [false, true] {
                 let (parameter, hyper) = parameter(rule, len);
                 let first = inputs(gradient, 10);
-                let stored = call(gradient(Sink::Store), cpu, &first, &[Data::unset(len)]);
+                let stored = call(gradient(Sink::Store), target, &first, &[Data::unset(len)]);
                 // Unfused: accumulate all, then update.
                 let last = inputs(gradient, 50);
-                let sum = if accumulated { call(gradient(Sink::Add), cpu, &last, &stored) } else { stored.clone() };
+                let sum = if accumulated { call(gradient(Sink::Add), target, &last, &stored) } else { stored.clone() };
                 let update = KernelOp::Update { len: len as u64, rule };
-                let unfused = run(update, cpu, &[&sum[..], &parameter, &[hyper.clone()]].concat());
+                let unfused = run(update, target, &[&sum[..], &parameter, &[hyper.clone()]].concat());
                 let unfused = &unfused[1..1 + parameter.len()];
                 // Fused into the last.
                 let sink = Sink::Update { rule, accumulated };
                 let accumulator = if accumulated { &stored[..] } else { &[] };
                 let last = if accumulated { &last } else { &first };
-                let fused = call(gradient(sink), cpu, last, &[accumulator, &[hyper], &parameter].concat());
+                let fused = call(gradient(sink), target, last, &[accumulator, &[hyper], &parameter].concat());
                 let fused = &fused[fused.len() - parameter.len()..];
                 for (i, (f, u)) in fused.iter().zip(unfused).enumerate() {
-                    assert_eq!(bits(f), bits(u), "{rule:?}, accumulated {accumulated}, output {i}, {cpu:?}");
+                    assert_eq!(bits(f), bits(u), "{rule:?}, accumulated {accumulated}, output {i}, {target:?}");
                     assert_ne!(bits(f), bits(&parameter[i]), "nothing was updated");
                 }
             }
@@ -96,18 +96,23 @@ fn a_position_table_has_equal_bits() {
 const WEIGHT: Gradient =
     |sink| KernelOp::MatMul(MatMul { m: 37, n: 61, k: 21, form: Form::TN, epilogue: Epilogue::Gradient(sink) });
 
+/// A gradient on a CPU and on the emulated device.
+fn on_two(gradient: Gradient) -> [(Gradient, Target); 2] {
+    let all = targets();
+    [all[0], all[all.len() - 1]].map(|target| (gradient, target))
+}
+
 /// An update that leaves the weights which it reads: the new ones, and the states, have the bits of one in place.
 #[test]
 fn an_update_out_of_place_has_the_bits_of_one_in_place() {
-    let cpu = runnable()[0];
-    for gradient in [BIAS, GAIN, TOKEN, POSITION, WEIGHT] {
+    for (gradient, target) in [BIAS, GAIN, TOKEN, POSITION, WEIGHT].into_iter().flat_map(on_two) {
         let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
         for (rule, accumulated) in [(optimizers::ADAMW, true), (optimizers::rules().pop().expect("some"), false)] {
             let (parameter, hyper) = parameter(rule, len);
             let before = if accumulated { vec![Data::F32(random(9, len)), hyper] } else { vec![hyper] };
             let with = |rule, weights: &[Data]| {
                 let sink = [&before[..], weights, &parameter[1..]].concat();
-                let after = call(gradient(Sink::Update { rule, accumulated }), cpu, &inputs(gradient, 10), &sink);
+                let after = call(gradient(Sink::Update { rule, accumulated }), target, &inputs(gradient, 10), &sink);
                 after[before.len()..].to_vec()
             };
             let in_place = with(rule, &parameter[..1]);
@@ -123,14 +128,14 @@ fn an_update_out_of_place_has_the_bits_of_one_in_place() {
 
 #[test]
 fn an_unfused_update_out_of_place_has_the_bits_of_one_in_place() {
-    for cpu in runnable() {
+    for target in targets() {
         for rule in optimizers::rules() {
             let len = 133;
             let (parameter, hyper) = parameter(rule, len);
             let update = |rule, weights: &[Data]| {
                 let all =
                     [&[Data::F32(random(3, len))], weights, &parameter[1..], std::slice::from_ref(&hyper)].concat();
-                run(KernelOp::Update { len: len as u64, rule }, cpu, &all)
+                run(KernelOp::Update { len: len as u64, rule }, target, &all)
             };
             let in_place = update(rule, &parameter[..1]);
             let next = update(UpdateRule { writes: Writes::Next, ..rule }, &[parameter[0].clone(), Data::unset(len)]);

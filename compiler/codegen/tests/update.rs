@@ -1,6 +1,6 @@
 //! The elementwise update against f64.
 
-use crate::harness::{Data, assert_close, random, run, runnable};
+use crate::harness::{Data, assert_close, random, run, targets};
 use crate::optimizers::{ADAMW, hyper, parameter, rules, updated};
 use model::kernel::{KernelOp, OptimizerKind, UpdateRule};
 
@@ -12,7 +12,7 @@ fn operands(gradient: &[f32], parameter: &[Vec<f32>], hyper: &[f32]) -> Vec<Data
 
 #[test]
 fn every_optimizer_is_right_at_every_length() {
-    for cpu in runnable() {
+    for target in targets() {
         for rule in rules() {
             let lengths: &[usize] = if rule == ADAMW { &[1, 7, 16, 64, 1000, 4099] } else { &[37, 133] };
             for &len in lengths {
@@ -20,7 +20,7 @@ fn every_optimizer_is_right_at_every_length() {
                 let before = parameter(rule, len);
                 let wide: Vec<f64> = g.iter().map(|x| f64::from(*x)).collect();
                 let expected = updated(rule, &h, &before, &wide);
-                let after = run(KernelOp::Update { len: len as u64, rule }, cpu, &operands(&g, &before, &h));
+                let after = run(KernelOp::Update { len: len as u64, rule }, target, &operands(&g, &before, &h));
                 for (i, expected) in expected.iter().enumerate() {
                     assert_close(&format!("{rule:?} {i}"), after[i + 1].f32(), expected, 3e-7);
                 }
@@ -33,15 +33,15 @@ fn every_optimizer_is_right_at_every_length() {
 #[test]
 fn a_sign_is_zero_at_zero_and_nan_at_nan() {
     let (g, w) = ([0.0, -0.0, f32::NAN, 1e-30, -1e-30], [1.0f32; 5]);
-    for (rule, cpu) in [OptimizerKind::Lion, OptimizerKind::Signum]
+    for (rule, target) in [OptimizerKind::Lion, OptimizerKind::Signum]
         .map(UpdateRule::plain)
         .into_iter()
-        .zip(runnable().into_iter().cycle())
+        .zip(targets().into_iter().cycle())
     {
         let mut h = hyper(rule);
         (h[6], h[7]) = (0.25, 1.0);
         let data = operands(&g, &[w.to_vec(), vec![0.0; 5]], &h);
-        let after = run(KernelOp::Update { len: 5, rule }, cpu, &data);
+        let after = run(KernelOp::Update { len: 5, rule }, target, &data);
         let w = after[1].f32();
         assert_eq!((w[0], w[1], w[3], w[4]), (1.0, 1.0, 0.75, 1.25), "{rule:?}");
         assert!(w[2].is_nan() && after[2].f32()[2].is_nan(), "{rule:?}");
@@ -56,9 +56,9 @@ fn adan_starts_without_a_difference() {
     let (g, before) = (random(1, len), parameter(rule, len));
     let mut h = hyper(rule);
     h[11] = 0.0;
-    for cpu in runnable() {
+    for target in targets() {
         let op = KernelOp::Update { len: len as u64, rule };
-        let after = run(op, cpu, &operands(&g, &before, &h));
+        let after = run(op, target, &operands(&g, &before, &h));
         for i in 0..len {
             assert_eq!(after[3].f32()[i].to_bits(), (before[2][i] * h[2]).to_bits(), "the old difference decayed");
             assert_eq!(after[5].f32()[i], -g[i], "the gradient is kept for the next update");
@@ -72,14 +72,14 @@ fn nothing_is_contracted_or_reordered() {
     let (len, rule) = (1003, ADAMW);
     let (g, h, before) = (random(1, len), hyper(rule), parameter(rule, len));
     let [w, m, v] = &before[..] else { unreachable!("AdamW has two states") };
-    for cpu in runnable() {
-        let after = run(KernelOp::Update { len: len as u64, rule }, cpu, &operands(&g, &before, &h));
+    for target in targets() {
+        let after = run(KernelOp::Update { len: len as u64, rule }, target, &operands(&g, &before, &h));
         for i in 0..len {
             let em = m[i] * h[0] + g[i] * h[1];
             let ev = v[i] * h[2] + g[i] * g[i] * h[3];
             let ew = w[i] * h[7] - em / ((ev * h[4]).sqrt() + h[5]) * h[6];
             let found = [1, 2, 3].map(|k| after[k].f32()[i].to_bits());
-            assert_eq!(found, [ew, em, ev].map(f32::to_bits), "element {i}, {cpu:?}");
+            assert_eq!(found, [ew, em, ev].map(f32::to_bits), "element {i}, {target:?}");
         }
     }
 }

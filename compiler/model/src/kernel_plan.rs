@@ -6,19 +6,24 @@
 //! at a time (see [`crate::blocking`]). `nr` is a power of two (LLVM splits other widths badly), `mc` and `nc` are multiples of `mr` and
 //! `nr`, `kc` of `kr`, and none exceeds the problem rounded up to whole tiles. Sums over k run per `kc` block, so tiles must not
 //! depend on where a weight gradient goes: fused and unfused forms then give the same bits. They depend on m, n, k and the
-//! CPU class only.
+//! target only.
+//!
+//! On a GPU a block of threads makes an `mc x nc` part of C, a thread `mr x nr` of it, and `kr` of k are staged in shared memory at a time.
+//! `kc` is the same on every target, and with it the bits of every sum over k.
 
 use crate::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table, Tiles};
-use crate::target::CpuClass;
+use crate::target::{CpuClass, Target};
 use crate::workspace::scratch_bytes;
 
 /// Decides a kernel.
-pub fn plan_kernel(op: KernelOp, cpu: CpuClass) -> Kernel {
-    let tiles = match &op {
-        KernelOp::MatMul(matmul) => Some(tiles(matmul, cpu)),
+pub fn plan_kernel(op: KernelOp, target: impl Into<Target>) -> Kernel {
+    let target = target.into();
+    let tiles = match (&op, target) {
+        (KernelOp::MatMul(matmul), Target::Cpu(cpu)) => Some(tiles(matmul, cpu)),
+        (KernelOp::MatMul(matmul), Target::Cuda(_)) => Some(block_tiles(matmul)),
         _ => None,
     };
-    Kernel { name: name(&op), scratch_bytes: scratch_bytes(&op, tiles.as_ref(), cpu), tiles, op }
+    Kernel { name: name(&op), scratch_bytes: scratch_bytes(&op, tiles.as_ref(), target), tiles, op }
 }
 
 /// Largest k that is summed in one block.
@@ -44,11 +49,35 @@ fn tiles(matmul: &MatMul, cpu: CpuClass) -> Tiles {
     let &MatMul { m, n, k, .. } = matmul;
     let mr = m.next_power_of_two().min(mr);
     let nr = if n > lanes { 2 * lanes } else { lanes };
-    let kr = k.next_power_of_two().min(KR);
-    let kc = k.div_ceil(k.div_ceil(KC_MAX)).next_multiple_of(kr);
+    let (kr, kc) = (steps(k), summed_at_once(k));
     let mc = panel(m, mr, (A_PANEL_ELEMENTS / k).max(MC_MIN));
     let nc = panel(n, nr, (B_PANEL_ELEMENTS / k).max(NC_MIN));
     Tiles { mc, nc, kc, mr, nr, kr }
+}
+
+fn steps(k: u32) -> u32 {
+    k.next_power_of_two().min(KR)
+}
+
+/// `kc`: equal blocks of at most [`KC_MAX`].
+fn summed_at_once(k: u32) -> u32 {
+    k.div_ceil(k.div_ceil(KC_MAX)).next_multiple_of(steps(k))
+}
+
+/// Large blocks do twice the work on each value that they stage; they are taken where they are enough to fill an A100, the smallest
+/// of the chips with so many multiprocessors.
+const LARGE_BLOCKS_MIN: u64 = 108;
+
+/// A GPU's tiles: blocks of 256 threads.
+fn block_tiles(matmul: &MatMul) -> Tiles {
+    let &MatMul { m, n, k, .. } = matmul;
+    let large = u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128));
+    let kc = summed_at_once(k);
+    if large >= LARGE_BLOCKS_MIN {
+        Tiles { mc: 128, nc: 128, kc, mr: 8, nr: 8, kr: 8 }
+    } else {
+        Tiles { mc: 64, nc: 64, kc, mr: 4, nr: 4, kr: 16 }
+    }
 }
 
 /// Splits `size` into equal panels of at most `max` (at least one tile), in whole register tiles; into up to twice as many as needed

@@ -11,11 +11,32 @@
 
 use crate::blocking::Blocking;
 use crate::kernel::{KernelOp, MatMul, Table, Tiles};
-use crate::target::CpuClass;
+use crate::target::{CpuClass, Target};
 
 /// Scratch of a kernel, a multiple of 64. `tiles` is there for matmuls.
-pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64 {
-    let bytes = match op {
+pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, target: impl Into<Target>) -> u64 {
+    let bytes = match target.into() {
+        Target::Cpu(cpu) => cpu_bytes(op, tiles, cpu),
+        Target::Cuda(_) => device_bytes(op),
+    };
+    bytes.next_multiple_of(64)
+}
+
+/// What one launch of a kernel leaves to the next; everything else is in registers and shared memory.
+fn device_bytes(op: &KernelOp) -> u64 {
+    match *op {
+        // Each row's loss.
+        KernelOp::CrossEntropy { rows, .. } => buffers(&[rows.into()]),
+        // Each row's sum of do * o, by head.
+        KernelOp::AttentionGrad { sequences, context, heads, .. } => {
+            buffers(&[[sequences, context, heads].map(u64::from).iter().product()])
+        }
+        _ => 0,
+    }
+}
+
+fn cpu_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64 {
+    match op {
         KernelOp::MatMul(matmul) => matmul_bytes(matmul, tiles.expect("a matmul has tiles")),
         KernelOp::Embed { .. } => 0,
         KernelOp::EmbedGrad { table: Table::Token, sequences, context, width, vocab, .. } => {
@@ -36,8 +57,7 @@ pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, cpu: CpuClass) -> u64
         }
         KernelOp::CrossEntropy { rows, .. } => buffers(&[(*rows).into()]),
         KernelOp::Update { .. } | KernelOp::Part(_) => 0,
-    };
-    bytes.next_multiple_of(64)
+    }
 }
 
 /// The packed panels of A and B, for all of k: see [`Blocking`]. The same for every epilogue.

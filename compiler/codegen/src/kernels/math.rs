@@ -23,10 +23,21 @@ impl Region {
         self.text
     }
 
-    /// A value defined by `text`.
-    pub fn op(&mut self, text: &str) -> String {
+    /// A name that nothing has yet.
+    pub fn fresh(&mut self) -> String {
         let name = format!("%{}{}", self.prefix, self.next);
         self.next += 1;
+        name
+    }
+
+    /// A line of text that defines no value.
+    pub fn line(&mut self, text: &str) {
+        writeln!(self.text, "{text}").expect("writing to a String");
+    }
+
+    /// A value defined by `text`.
+    pub fn op(&mut self, text: &str) -> String {
+        let name = self.fresh();
         writeln!(self.text, "{name} = {text}").expect("writing to a String");
         name
     }

@@ -8,9 +8,9 @@ use model::target::CpuClass;
 use std::fmt::Write;
 
 /// Lanes of the f64 vectors that sums are kept in, on every CPU class: the order of a sum must not depend on it.
-const LANES: u64 = 8;
+pub const LANES: u64 = 8;
 /// Vectors that are summed at once.
-const VECTORS: u64 = 4;
+pub const VECTORS: u64 = 4;
 
 pub fn source(name: &str, part: UpdatePart, cpu: CpuClass) -> KernelSource {
     match part {
@@ -21,6 +21,23 @@ pub fn source(name: &str, part: UpdatePart, cpu: CpuClass) -> KernelSource {
         UpdatePart::Columns { rows, width } => columns(name, rows.into(), width.into()),
     }
 }
+
+/// [`UpdatePart::Momentum`] of one element.
+pub const MOMENTUM: &str = "\
+%m_kept = arith.mulf %m_el, %h0 : f32
+%m_part = arith.mulf %g_el, %h1 : f32
+%m_new = arith.addf %m_kept, %m_part : f32
+%way = arith.subf %m_new, %g_el : f32
+%part = arith.mulf %way, %h0 : f32
+%g_new = arith.addf %g_el, %part : f32
+";
+/// [`UpdatePart::Correct`] of one element. `%none` is 0: adding it changes no number, only the sign of a zero.
+pub const CORRECT: &str = "\
+%change = arith.subf %g_el, %before_el : f32
+%part = arith.mulf %change, %h8 : f32
+%g_new = arith.addf %g_el, %part : f32
+%before_new = arith.addf %g_el, %none : f32
+";
 
 /// The strategy of what is written as vectors already.
 fn as_it_is() -> String {
@@ -114,7 +131,7 @@ fn sum_squares(name: &str, len: u64, add: bool) -> KernelSource {
 }
 
 /// `%factor`, f32, from `%sum`.
-fn factor(factor: Factor) -> String {
+pub fn factor(factor: Factor) -> String {
     let constant = |x: f64| format!("arith.constant 0x{:016X} : f64", x.to_bits());
     let over = |small: f64, what: &str| {
         format!(
@@ -148,29 +165,11 @@ fn scale(name: &str, len: u64, by: Factor, cpu: CpuClass) -> KernelSource {
 }
 
 fn momentum(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
-    in_place(
-        name,
-        (len, cpu),
-        (&[0, 1], &["g", "m"]),
-        "%m_kept = arith.mulf %m_el, %h0 : f32\n\
-         %m_part = arith.mulf %g_el, %h1 : f32\n\
-         %m_new = arith.addf %m_kept, %m_part : f32\n\
-         %way = arith.subf %m_new, %g_el : f32\n\
-         %part = arith.mulf %way, %h0 : f32\n\
-         %g_new = arith.addf %g_el, %part : f32\n",
-    )
+    in_place(name, (len, cpu), (&[0, 1], &["g", "m"]), MOMENTUM)
 }
 
 fn correct(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
-    in_place(
-        name,
-        (len, cpu),
-        (&[8], &["g", "before"]),
-        "%change = arith.subf %g_el, %before_el : f32\n\
-         %part = arith.mulf %change, %h8 : f32\n\
-         %g_new = arith.addf %g_el, %part : f32\n\
-         %before_new = arith.addf %g_el, %none : f32\n",
-    )
+    in_place(name, (len, cpu), (&[8], &["g", "before"]), CORRECT)
 }
 
 /// hyper, then operands that are updated.
@@ -184,7 +183,6 @@ fn in_place(
     func.buffer(HYPER, &[artifact::optimizer::HYPER_LEN as u64], "f32");
     operands.iter().for_each(|name| _ = func.output(name, &[len], "f32"));
     load_hyper(&mut func, hyper);
-    // Adding it changes no number, only the sign of a zero.
     func.push("%none = arith.constant 0.0 : f32");
     elementwise(&mut func, len, operands, body);
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }

@@ -1,0 +1,347 @@
+//! Writes the text of device functions: values, loops, memory. What the text means: see the parent module.
+
+use crate::kernels::math::Region;
+use crate::kernels::text::memref;
+use std::ops::{Deref, DerefMut};
+
+/// Threads of a warp.
+pub const WARP: u32 = 32;
+/// Elements of a 16-byte access.
+pub const WIDE: usize = 4;
+
+/// Memory that a function reads and writes: an operand, or an array that the threads of a block share.
+#[derive(Clone, Debug)]
+pub struct Buffer {
+    name: String,
+    element: &'static str,
+    ty: String,
+}
+
+/// The operations of one function, in order. Elementwise f32 operations and constants come from [`Region`].
+pub struct Code {
+    region: Region,
+    shared: Vec<Buffer>,
+}
+
+impl Deref for Code {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl DerefMut for Code {
+    fn deref_mut(&mut self) -> &mut Region {
+        &mut self.region
+    }
+}
+
+/// A function's operands in order.
+#[derive(Clone, Default)]
+pub struct Operands(Vec<Buffer>);
+
+impl Operands {
+    /// Adds an operand.
+    pub fn add(&mut self, name: &str, shape: &[u64], element: &'static str) -> Buffer {
+        let buffer = Buffer { name: format!("%{name}"), element, ty: memref(shape, element) };
+        self.0.push(buffer.clone());
+        buffer
+    }
+
+    pub fn f32(&mut self, name: &str, shape: &[u64]) -> Buffer {
+        self.add(name, shape, "f32")
+    }
+}
+
+/// A `gpu.func` of so many threads a block. Operands never overlap, and start at multiples of 16 bytes.
+pub fn function(name: &str, operands: &Operands, threads: u32, body: impl FnOnce(&mut Code)) -> String {
+    let mut code = Code { region: Region::new("v"), shared: Vec::new() };
+    body(&mut code);
+    let args = operands.0.iter().map(|b| format!("{}: {} {{llvm.noalias, llvm.align = 16 : i64}}", b.name, b.ty));
+    let shared = code.shared.iter().map(|b| format!("{}: {} {{llvm.align = 16 : i64}}", b.name, b.ty));
+    format!(
+        "gpu.func @{name}({}) workgroup({}) kernel attributes {{known_block_size = array<i32: {threads}, 1, 1>}} {{\n{}gpu.return\n}}\n",
+        args.collect::<Vec<_>>().join(", "),
+        shared.collect::<Vec<_>>().join(", "),
+        with_intrinsics(&code.region.finish()),
+    )
+}
+
+/// The math dialect would become calls of a device library. What [`Region`] and the updates use of it are LLVM intrinsics, which
+/// become one instruction of the exact operation.
+fn with_intrinsics(text: &str) -> String {
+    let mut rewritten = String::new();
+    for line in text.lines() {
+        rewritten += &intrinsic(line).unwrap_or_else(|| line.into());
+        rewritten.push('\n');
+    }
+    rewritten
+}
+
+fn intrinsic(line: &str) -> Option<String> {
+    let (result, operation) = line.split_once(" = math.")?;
+    let (name, rest) = operation.split_once(' ')?;
+    let (arguments, ty) = rest.rsplit_once(" : ")?;
+    let types = vec![ty; arguments.split(", ").count()].join(", ");
+    Some(format!("{result} = llvm.call_intrinsic \"llvm.{name}\"({arguments}) : ({types}) -> {ty}"))
+}
+
+/// Indices and conditions.
+impl Code {
+    pub fn index(&mut self, value: u64) -> String {
+        self.op(&format!("arith.constant {value} : index"))
+    }
+
+    /// An operation of two indices: `arith.addi`.
+    pub fn index_op(&mut self, name: &str, a: &str, b: &str) -> String {
+        self.op(&format!("{name} {a}, {b} : index"))
+    }
+
+    pub fn plus(&mut self, a: &str, b: &str) -> String {
+        self.index_op("arith.addi", a, b)
+    }
+
+    pub fn plus_const(&mut self, a: &str, b: u64) -> String {
+        if b == 0 {
+            return a.into();
+        }
+        let b = self.index(b);
+        self.plus(a, &b)
+    }
+
+    /// a * b + c
+    pub fn times_plus(&mut self, a: &str, b: u64, c: &str) -> String {
+        let b = self.index(b);
+        let product = self.index_op("arith.muli", a, &b);
+        self.plus(&product, c)
+    }
+
+    pub fn times(&mut self, a: &str, b: u64) -> String {
+        let b = self.index(b);
+        self.index_op("arith.muli", a, &b)
+    }
+
+    /// Quotient and remainder.
+    pub fn split(&mut self, a: &str, by: u64) -> (String, String) {
+        let by = self.index(by);
+        (self.index_op("arith.divui", a, &by), self.index_op("arith.remui", a, &by))
+    }
+
+    pub fn below(&mut self, a: &str, b: &str) -> String {
+        self.op(&format!("arith.cmpi ult, {a}, {b} : index"))
+    }
+
+    pub fn below_const(&mut self, a: &str, b: u64) -> String {
+        let b = self.index(b);
+        self.below(a, &b)
+    }
+
+    pub fn both(&mut self, a: &str, b: &str) -> String {
+        self.op(&format!("arith.andi {a}, {b} : i1"))
+    }
+
+    pub fn min(&mut self, a: &str, b: &str) -> String {
+        self.index_op("arith.minui", a, b)
+    }
+
+    /// A condition that holds, for what needs none.
+    pub fn always(&mut self) -> String {
+        self.op("arith.constant true")
+    }
+
+    pub fn choose(&mut self, condition: &str, then: &str, otherwise: &str) -> String {
+        self.op(&format!("arith.select {condition}, {then}, {otherwise} : f32"))
+    }
+}
+
+/// Threads.
+impl Code {
+    pub fn thread(&mut self) -> String {
+        self.op("gpu.thread_id x")
+    }
+
+    /// `axis` is `x`, `y` or `z`.
+    pub fn block(&mut self, axis: &str) -> String {
+        self.op(&format!("gpu.block_id {axis}"))
+    }
+
+    /// The thread's number over all blocks of `threads` along x.
+    pub fn global_thread(&mut self, threads: u32) -> String {
+        let (block, thread) = (self.block("x"), self.thread());
+        self.times_plus(&block, threads.into(), &thread)
+    }
+
+    pub fn barrier(&mut self) {
+        self.line("gpu.barrier");
+    }
+
+    /// The value of the thread whose number in its warp differs in the bits of `distance`.
+    pub fn exchange(&mut self, value: &str, distance: u32) -> String {
+        let distance = self.op(&format!("arith.constant {distance} : i32"));
+        let warp = self.op(&format!("arith.constant {WARP} : i32"));
+        let both = self.values(2, &format!("gpu.shuffle xor {value}, {distance}, {warp} : f32"));
+        format!("{both}#0")
+    }
+
+    /// An operation with `count` results, `<name>#0` and on.
+    pub fn values(&mut self, count: usize, text: &str) -> String {
+        let name = self.fresh();
+        self.line(&format!("{name}:{count} = {text}"));
+        name
+    }
+}
+
+/// Control flow.
+impl Code {
+    /// A loop that carries values, given as (start, type); gives them as they are at the end.
+    pub fn repeat(
+        &mut self,
+        (from, to, step): (&str, &str, &str),
+        carried: &[(String, &str)],
+        body: impl FnOnce(&mut Code, &str, &[String]) -> Vec<String>,
+    ) -> Vec<String> {
+        let at = self.fresh();
+        let names: Vec<_> = carried.iter().map(|_| self.fresh()).collect();
+        let types = carried.iter().map(|c| c.1).collect::<Vec<_>>().join(", ");
+        let head = format!("scf.for {at} = {from} to {to} step {step}");
+        if carried.is_empty() {
+            self.line(&format!("{head} {{"));
+            body(self, &at, &[]);
+            self.line("}");
+            return Vec::new();
+        }
+        let starts = names.iter().zip(carried).map(|(n, c)| format!("{n} = {}", c.0)).collect::<Vec<_>>().join(", ");
+        let result = self.values(carried.len(), &format!("{head} iter_args({starts}) -> ({types}) {{"));
+        let next = body(self, &at, &names);
+        assert_eq!(next.len(), carried.len(), "a loop gives what it carries");
+        self.line(&format!("scf.yield {} : {types}\n}}", next.join(", ")));
+        (0..carried.len()).map(|i| format!("{result}#{i}")).collect()
+    }
+
+    pub fn when(&mut self, condition: &str, body: impl FnOnce(&mut Code)) {
+        self.line(&format!("scf.if {condition} {{"));
+        body(self);
+        self.line("}");
+    }
+
+    /// The value of `body` where the condition holds, else `otherwise`.
+    pub fn when_or(
+        &mut self,
+        condition: &str,
+        (otherwise, ty): (&str, &str),
+        body: impl FnOnce(&mut Code) -> String,
+    ) -> String {
+        let result = self.op(&format!("scf.if {condition} -> ({ty}) {{"));
+        let value = body(self);
+        self.line(&format!("scf.yield {value} : {ty}\n}} else {{\nscf.yield {otherwise} : {ty}\n}}"));
+        result
+    }
+}
+
+/// Memory.
+impl Code {
+    /// Memory of the block; its content is unknown at the start.
+    pub fn shared(&mut self, shape: &[u64]) -> Buffer {
+        self.shared_of(shape, "f32")
+    }
+
+    pub fn shared_of(&mut self, shape: &[u64], element: &'static str) -> Buffer {
+        let ty = memref(shape, element).replace('>', ", #gpu.address_space<workgroup>>");
+        let buffer = Buffer { name: format!("%shared{}", self.shared.len()), element, ty };
+        self.shared.push(buffer.clone());
+        buffer
+    }
+
+    pub fn load(&mut self, from: &Buffer, at: &[&str]) -> String {
+        self.op(&format!("memref.load {}[{}] : {}", from.name, at.join(", "), from.ty))
+    }
+
+    pub fn store(&mut self, value: &str, to: &Buffer, at: &[&str]) {
+        self.line(&format!("memref.store {value}, {}[{}] : {}", to.name, at.join(", "), to.ty));
+    }
+
+    /// A `vector<4xf32>` from an address that is a multiple of 16 bytes.
+    pub fn load_wide(&mut self, from: &Buffer, at: &[&str]) -> String {
+        let at = at.join(", ");
+        self.op(&format!("vector.load {}[{at}] {{alignment = 16 : i64}} : {}, vector<4xf32>", from.name, from.ty))
+    }
+
+    pub fn store_wide(&mut self, value: &str, to: &Buffer, at: &[&str]) {
+        let at = at.join(", ");
+        self.line(&format!(
+            "vector.store {value}, {}[{at}] {{alignment = 16 : i64}} : {}, vector<4xf32>",
+            to.name, to.ty
+        ));
+    }
+
+    pub fn elements(&mut self, vector: &str) -> Vec<String> {
+        (0..WIDE).map(|i| self.op(&format!("vector.extract {vector}[{i}] : f32 from vector<4xf32>"))).collect()
+    }
+
+    pub fn vector(&mut self, elements: &[String]) -> String {
+        self.op(&format!("vector.from_elements {} : vector<4xf32>", elements.join(", ")))
+    }
+
+    /// One element or four neighbours.
+    pub fn load_group(&mut self, from: &Buffer, at: &[&str], count: usize) -> Vec<String> {
+        if count == 1 {
+            return vec![self.load(from, at)];
+        }
+        let vector = self.load_wide(from, at);
+        self.elements(&vector)
+    }
+
+    pub fn store_group(&mut self, values: &[String], to: &Buffer, at: &[&str]) {
+        if let [value] = values {
+            return self.store(value, to, at);
+        }
+        let vector = self.vector(values);
+        self.store_wide(&vector, to, at);
+    }
+
+    /// A u32 element as an index.
+    pub fn load_index(&mut self, from: &Buffer, at: &[&str]) -> String {
+        assert_eq!(from.element, "i32", "tokens are 32-bit numbers");
+        let value = self.load(from, at);
+        self.op(&format!("arith.index_castui {value} : i32 to index"))
+    }
+}
+
+/// Sums and maxima over threads.
+impl Code {
+    /// `combine` over the warp; every thread gets the same bits, since it is commutative.
+    pub fn over_warp(&mut self, value: &str, from: u32, combine: &str) -> String {
+        let mut distance = from;
+        let mut so_far = value.to_string();
+        while distance > 0 {
+            let other = self.exchange(&so_far, distance);
+            so_far = self.binary(combine, &so_far, &other);
+            distance /= 2;
+        }
+        so_far
+    }
+
+    /// `combine` over all `threads` of the block, through shared memory of its own. All threads must come here.
+    pub fn over_block(&mut self, value: &str, threads: u32, combine: &str) -> String {
+        let own = self.over_warp(value, WARP / 2, combine);
+        let warps = u64::from(threads / WARP);
+        if warps == 1 {
+            return own;
+        }
+        let parts = self.shared(&[warps]);
+        let thread = self.thread();
+        let (warp, lane) = self.split(&thread, WARP.into());
+        let first = self.below_const(&lane, 1);
+        self.when(&first, |code| code.store(&own, &parts, &[&warp]));
+        self.barrier();
+        let zero = self.index(0);
+        let mut so_far = self.load(&parts, &[&zero]);
+        for i in 1..warps {
+            let at = self.index(i);
+            let part = self.load(&parts, &[&at]);
+            so_far = self.binary(combine, &so_far, &part);
+        }
+        so_far
+    }
+}

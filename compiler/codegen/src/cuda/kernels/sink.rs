@@ -1,0 +1,149 @@
+//! Where a parameter's gradient goes: stored, added, or used up by a fused update, in the same operations as on the CPU.
+
+use crate::cuda::code::{Buffer, Code, Operands};
+use crate::kernels::sink::{HYPER, updated};
+use crate::kernels::update::update_body;
+use artifact::optimizer::HYPER_LEN;
+use model::kernel::{Sink, UpdateRule};
+
+/// The sink's operands.
+pub struct SinkBuffers {
+    sink: Sink,
+    /// The accumulator, where it is read or written.
+    acc: Option<Buffer>,
+    update: Option<UpdateBuffers>,
+}
+
+/// What an update reads and writes.
+pub struct UpdateBuffers {
+    rule: UpdateRule,
+    hyper: Buffer,
+    /// The weights, then the states.
+    cells: Vec<Cell>,
+}
+
+/// A value of a parameter's element: its name in the formulas, where it is, and where the new one goes.
+struct Cell {
+    name: &'static str,
+    from: Buffer,
+    to: Buffer,
+}
+
+impl UpdateBuffers {
+    fn new(operands: &mut Operands, rule: UpdateRule, shape: &[u64], hyper_first: bool) -> Self {
+        let hyper = |operands: &mut Operands| operands.f32(HYPER, &[HYPER_LEN as u64]);
+        let before = hyper_first.then(|| hyper(operands));
+        let (read, written) = updated(rule);
+        let weights = read.first().map(|name| operands.f32(name, shape));
+        let cell = |(i, name): (usize, &'static str)| {
+            let to = operands.f32(name, shape);
+            let from = weights.clone().filter(|_| i == 0).unwrap_or_else(|| to.clone());
+            Cell { name: if i == 0 { "w" } else { name }, from, to }
+        };
+        let cells = written.into_iter().enumerate().map(cell).collect();
+        Self { rule, cells, hyper: before.unwrap_or_else(|| hyper(operands)) }
+    }
+
+    /// The operands of an update on its own: the hyper-parameters come last.
+    pub fn unfused(operands: &mut Operands, rule: UpdateRule, shape: &[u64]) -> Self {
+        Self::new(operands, rule, shape, false)
+    }
+
+    /// Loads the hyper-parameters `%h0` … that the rule uses. Once in a function, before [`UpdateBuffers::apply`].
+    pub fn load_hyper(&self, code: &mut Code) {
+        let body = update_body(self.rule);
+        for i in (0..HYPER_LEN).filter(|i| body.contains(&format!("%h{i} "))) {
+            let at = code.index(i as u64);
+            let value = code.load(&self.hyper, &[&at]);
+            call(code, &format!("h{i}"), &value);
+        }
+    }
+
+    /// Updates the elements at `at` and its neighbours with their gradients.
+    pub fn apply(&self, code: &mut Code, at: &[&str], gradients: &[String]) {
+        let before: Vec<_> = self.cells.iter().map(|cell| code.load_group(&cell.from, at, gradients.len())).collect();
+        let mut after = vec![Vec::new(); self.cells.len()];
+        for (i, gradient) in gradients.iter().enumerate() {
+            let cells: Vec<_> = before.iter().map(|values| values[i].as_str()).collect();
+            let new = self.one(code, gradient, &cells);
+            after.iter_mut().zip(new).for_each(|(values, value)| values.push(value));
+        }
+        for (cell, values) in self.cells.iter().zip(&after) {
+            code.store_group(values, &cell.to, at);
+        }
+    }
+
+    /// The formulas for one element.
+    fn one(&self, code: &mut Code, gradient: &str, cells: &[&str]) -> Vec<String> {
+        let names: Vec<_> = self.cells.iter().map(|c| c.name).collect();
+        let given = names.iter().copied().zip(cells.iter().copied()).chain([("g", gradient)]);
+        formulas(code, given, &update_body(self.rule), &names)
+    }
+}
+
+/// Lines that read `%<name>_el` of what is given and define `%<name>_new` of the results, in a region so that their names end with it.
+pub fn formulas<'a>(
+    code: &mut Code,
+    given: impl IntoIterator<Item = (&'a str, &'a str)>,
+    body: &str,
+    results: &[&str],
+) -> Vec<String> {
+    let types = vec!["f32"; results.len()].join(", ");
+    let result = code.values(results.len(), &format!("scf.execute_region -> ({types}) {{"));
+    for (name, value) in given {
+        call(code, &format!("{name}_el"), value);
+    }
+    code.line(body);
+    let new: Vec<_> = results.iter().map(|name| format!("%{name}_new")).collect();
+    code.line(&format!("scf.yield {} : {types}\n}}", new.join(", ")));
+    (0..results.len()).map(|i| format!("{result}#{i}")).collect()
+}
+
+/// Gives a value the name by which the formulas know it.
+pub fn call(code: &mut Code, name: &str, value: &str) {
+    code.line(&format!("%{name} = arith.bitcast {value} : f32 to f32"));
+}
+
+impl SinkBuffers {
+    /// Declares the sink's operands for a gradient of `shape`.
+    pub fn new(operands: &mut Operands, sink: Sink, shape: &[u64]) -> Self {
+        let reads = matches!(sink, Sink::Store | Sink::Add | Sink::Update { accumulated: true, .. });
+        let acc = reads.then(|| operands.f32("acc", shape));
+        let update = match sink {
+            Sink::Update { rule, .. } => Some(UpdateBuffers::new(operands, rule, shape, true)),
+            Sink::Store | Sink::Add => None,
+        };
+        Self { sink, acc, update }
+    }
+
+    /// Loads what every element needs. Once in a function.
+    pub fn prepare(&self, code: &mut Code) {
+        if let Some(update) = &self.update {
+            update.load_hyper(code);
+        }
+    }
+
+    /// What the sums of a gradient start from: the accumulator's elements, or zeros.
+    pub fn start(&self, code: &mut Code, at: &[&str], count: usize) -> Vec<String> {
+        match (&self.acc, self.sink) {
+            (Some(acc), Sink::Add | Sink::Update { .. }) => code.load_group(acc, at, count),
+            _ => vec![code.constant(0.0); count],
+        }
+    }
+
+    /// Takes whole gradients: the parts summed onto [`SinkBuffers::start`].
+    pub fn finish(&self, code: &mut Code, at: &[&str], gradients: &[String]) {
+        match (&self.update, &self.acc) {
+            (Some(update), _) => update.apply(code, at, gradients),
+            (None, Some(acc)) => code.store_group(gradients, acc, at),
+            (None, None) => unreachable!("a sink that stores has an accumulator"),
+        }
+    }
+
+    /// Adds one part to the start and finishes.
+    pub fn take(&self, code: &mut Code, at: &[&str], parts: &[String]) {
+        let start = self.start(code, at, parts.len());
+        let sums: Vec<_> = start.iter().zip(parts).map(|(s, p)| code.add(s, p)).collect();
+        self.finish(code, at, &sums);
+    }
+}

@@ -1,0 +1,222 @@
+//! Fibers, and what the machine code calls.
+//!
+//! While a fiber runs, the thread-local [`RUNNING`] points to the stage it runs on. The calls below are made by the fiber's code, so
+//! on its stack; each takes the state, and gives it back before it lets another fiber run.
+
+use crate::WARP;
+use crate::block::{State, Status};
+use corosensei::stack::DefaultStack;
+use corosensei::{Coroutine, CoroutineResult, Yielder};
+use std::cell::{Cell, RefCell};
+use std::ptr::null;
+
+const STACK_BYTES: usize = 64 * 1024;
+
+type Waiting = Yielder<(), ()>;
+
+/// A fiber's stack.
+pub struct Stack(DefaultStack);
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self(DefaultStack::new(STACK_BYTES).expect("memory for a fiber's stack"))
+    }
+}
+
+/// A thread of a block; it has a coroutine until its stack is taken.
+pub struct Fiber(Option<Coroutine<(), (), (), DefaultStack>>);
+
+impl Fiber {
+    /// Its stack, if it has ended.
+    pub fn into_stack(mut self) -> Option<Stack> {
+        self.0.take_if(|coroutine| coroutine.done()).map(|coroutine| Stack(coroutine.into_stack()))
+    }
+}
+
+impl Drop for Fiber {
+    fn drop(&mut self) {
+        if let Some(coroutine) = &mut self.0 {
+            // SAFETY: a kernel's frames and those of the calls below hold nothing that would have to be dropped.
+            unsafe { coroutine.force_reset() }
+        }
+    }
+}
+
+/// Where fibers run.
+pub struct Stage<'m, 'a> {
+    inner: Box<Inner<'m, 'a>>,
+}
+
+struct Inner<'m, 'a> {
+    state: RefCell<State<'m, 'a>>,
+    yielders: Vec<Cell<*const Waiting>>,
+}
+
+thread_local! {
+    static RUNNING: Cell<*const Inner<'static, 'static>> = const { Cell::new(null()) };
+}
+
+impl<'m, 'a> Stage<'m, 'a> {
+    pub fn new(state: State<'m, 'a>) -> Self {
+        let yielders = vec![Cell::new(null()); state.statuses.len()];
+        Self { inner: Box::new(Inner { state: RefCell::new(state), yielders }) }
+    }
+
+    pub fn with<T>(&mut self, f: impl FnOnce(&mut State<'m, 'a>) -> T) -> T {
+        f(self.inner.state.get_mut())
+    }
+
+    /// A fiber of this stage that calls the kernel at `entry` with the operands' addresses, both of which must outlive it.
+    pub fn fiber(&self, entry: usize, table: &[*mut u8], thread: usize, stack: Stack) -> Fiber {
+        let (table, yielder) = (table.as_ptr(), &self.inner.yielders[thread] as *const Cell<*const Waiting>);
+        Fiber(Some(Coroutine::with_stack(stack.0, move |waiting: &Waiting, ()| {
+            // SAFETY: the launch keeps module, table and stage until its fibers are gone; the entry has this signature.
+            unsafe {
+                (*yielder).set(waiting);
+                let kernel: extern "C" fn(*const *mut u8) = std::mem::transmute(entry);
+                kernel(table);
+            }
+        })))
+    }
+
+    /// Runs a fiber until it waits or ends; true when it has ended.
+    pub fn resume(&mut self, fiber: &mut Fiber) -> bool {
+        let inner: *const Inner<'m, 'a> = &*self.inner;
+        let coroutine = fiber.0.as_mut().expect("a fiber runs before its stack is taken");
+        RUNNING.set(inner.cast());
+        let result = coroutine.resume(());
+        RUNNING.set(null());
+        matches!(result, CoroutineResult::Return(()))
+    }
+}
+
+/// Does something with the state of the stage that runs on this thread.
+fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
+    // SAFETY: only a fiber's code comes here, so `resume` has set the pointer and holds the stage; the borrow ends here.
+    unsafe { f(&mut (*RUNNING.get()).state.borrow_mut()) }
+}
+
+/// Lets others run until the scheduler comes back.
+fn wait() {
+    // SAFETY: as above; the yielder is that of the fiber that runs, set before its code.
+    unsafe {
+        let inner = RUNNING.get();
+        let current = (*inner).state.borrow().current;
+        let yielder = (&(*inner).yielders)[current].get();
+        (*yielder).suspend(());
+    }
+}
+
+/// Ends the launch: a thread that did wrong runs no further.
+fn refuse(result: Result<(), String>) {
+    if let Err(wrong) = result {
+        with(|state| state.wrong = Some(wrong));
+        wait();
+    }
+}
+
+/// A device's accesses are at multiples of their size.
+fn aligned(address: usize, bytes: u32) -> Result<(), String> {
+    if address.is_multiple_of(bytes as usize) {
+        return Ok(());
+    }
+    Err(format!("accesses {bytes} bytes at an address that is not a multiple of {bytes}"))
+}
+
+extern "C" fn read(address: usize, bytes: u32) {
+    refuse(aligned(address, bytes).and_then(|()| {
+        with(|state| {
+            if state.constants.contains(&address) {
+                return Ok(());
+            }
+            state.memory.read(address, bytes as usize, state.number)
+        })
+    }));
+}
+
+extern "C" fn write(address: usize, bytes: u32) {
+    refuse(
+        aligned(address, bytes).and_then(|()| {
+            with(|state| state.memory.write(address, bytes as usize, state.number, state.current as u32))
+        }),
+    );
+}
+
+extern "C" fn read_shared(address: usize, bytes: u32) {
+    refuse(
+        aligned(address, bytes)
+            .and_then(|()| with(|state| state.shared.read(address, bytes as usize, state.current as u32))),
+    );
+}
+
+extern "C" fn write_shared(address: usize, bytes: u32) {
+    refuse(
+        aligned(address, bytes)
+            .and_then(|()| with(|state| state.shared.write(address, bytes as usize, state.current as u32))),
+    );
+}
+
+extern "C" fn thread() -> u32 {
+    with(|state| state.current as u32)
+}
+
+extern "C" fn block_x() -> u32 {
+    with(|state| state.block[0])
+}
+
+extern "C" fn block_y() -> u32 {
+    with(|state| state.block[1])
+}
+
+extern "C" fn block_z() -> u32 {
+    with(|state| state.block[2])
+}
+
+extern "C" fn barrier(_number: u32, place: u32) {
+    with(|state| state.statuses[state.current] = Status::Barrier(place));
+    wait();
+}
+
+/// All lanes of the warp give a value, then each reads one.
+fn meet_warp(mask: u32, given: u32, place: u32) {
+    if mask != u32::MAX {
+        refuse(Err(format!("an exchange of some lanes only ({mask:#x})")));
+    }
+    with(|state| {
+        state.given[state.current] = given;
+        state.statuses[state.current] = Status::Warp(place);
+    });
+    wait();
+}
+
+extern "C" fn exchange(mask: u32, value: f32, distance: u32, _clamp: u32, place: u32) -> f32 {
+    meet_warp(mask, value.to_bits(), place);
+    f32::from_bits(with(|state| state.delivered[state.current ^ distance as usize % WARP]))
+}
+
+extern "C" fn ballot(mask: u32, holds: u32, place: u32) -> u32 {
+    meet_warp(mask, holds & 1, place);
+    with(|state| {
+        let first = state.current / WARP * WARP;
+        state.delivered[first..first + WARP].iter().rev().fold(0, |bits, holds| bits << 1 | holds)
+    })
+}
+
+/// The address of what a kernel's code calls.
+pub fn address(name: &str) -> Option<u64> {
+    let function = match name {
+        "emu_read" => read as *const (),
+        "emu_write" => write as *const (),
+        "emu_read_shared" => read_shared as *const (),
+        "emu_write_shared" => write_shared as *const (),
+        "emu_thread" => thread as *const (),
+        "emu_block_x" => block_x as *const (),
+        "emu_block_y" => block_y as *const (),
+        "emu_block_z" => block_z as *const (),
+        "emu_barrier" => barrier as *const (),
+        "emu_exchange" => exchange as *const (),
+        "emu_ballot" => ballot as *const (),
+        _ => return None,
+    };
+    Some(function as u64)
+}
