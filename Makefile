@@ -1,6 +1,6 @@
 # make demo   installs what is missing, builds, trains a small GPT on this project's own text
 # make test   the same, and runs every test
-.PHONY: help setup build demo test sweep bench bench-torch golden bless study-paci study-delay study-staleness
+.PHONY: help setup build demo test sweep bench bench-torch golden bless gpu-tools study-paci study-delay study-staleness
 
 SHELL := bash
 CARGO ?= cargo
@@ -50,6 +50,11 @@ study-paci study-delay study-staleness: study-%: build
 # make golden  rewrites tests/golden (PYTHON=... as above)
 golden:
 	$(PYTHON) scripts/golden.py
+
+# make gpu-tools  installs NVIDIA's assembler, with which the tests assemble device code (no GPU is needed)
+gpu-tools:
+	$(PYTHON) -m pip install --quiet --upgrade --no-deps --target .gpu-tools nvidia-cuda-nvcc==13.0.88
+	.gpu-tools/nvidia/cu13/bin/ptxas --version
 
 # make bless  accepts changed snapshots; read them with git diff before committing
 bless: setup

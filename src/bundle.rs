@@ -6,8 +6,12 @@ use crate::failure::Failure;
 use crate::render::Source;
 use artifact::bundle::Bundle;
 use artifact::program::{DataShape, Group, LearningRate, Manifest, Proved};
+use codegen::CodegenError;
+use codegen::cuda::{DeviceCode, Generator};
 use dsl::spec::{At, Optimizer, Spec};
 use indicatif::{ProgressBar, ProgressStyle};
+use model::kernel::Kernel;
+use model::target::{Chip, Target};
 
 /// Compiles all kernels and assembles the bundle of a [`manifest`].
 pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> {
@@ -15,15 +19,35 @@ pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> 
     let bar = ProgressBar::new(build.kernels.len() as u64).with_style(
         ProgressStyle::with_template("compiling kernels {wide_bar} {pos}/{len}").expect("a valid template"),
     );
-    let images =
-        codegen::compile(&build.kernels, &build.stages, analysed.cpu, &|done, _| bar.set_position(done as u64))
-            .map_err(|e| Failure::Outside(e.to_string()));
+    let progress = |done, _| bar.set_position(done as u64);
+    let mut manifest = manifest;
+    let images = match analysed.target {
+        Target::Cpu(cpu) => codegen::compile(&build.kernels, &build.stages, cpu, &progress),
+        Target::Cuda(chip) => device_code(&build.kernels, chip, &progress).and_then(|codes| {
+            for (entry, code) in manifest.kernels.iter_mut().zip(&codes) {
+                entry.launches.clone_from(&code.launches);
+            }
+            codegen::cuda::images(&codes, &build.stages)
+        }),
+    };
     bar.finish_and_clear();
-    let bundle = Bundle { manifest, images: images? };
+    let bundle = Bundle { manifest, images: images.map_err(|e| Failure::Outside(e.to_string()))? };
     bundle.check().map_err(|e| {
         Failure::Outside(format!("internal error, please report: the bundle just made is not sound: {e}"))
     })?;
     Ok(bundle)
+}
+
+/// PTX of kernels, from children of this process that run this program.
+pub fn device_code(
+    kernels: &[Kernel],
+    chip: Chip,
+    progress: &dyn Fn(usize, usize),
+) -> Result<Vec<DeviceCode>, CodegenError> {
+    let program =
+        std::env::current_exe().map_err(|e| CodegenError::new("this program", "device code", e.to_string()))?;
+    let generator = Generator { program, arguments: vec!["device-code".to_owned()] };
+    codegen::cuda::compile_kernels(kernels, chip, &generator, progress)
 }
 
 /// What is proved and planned, as the bundle holds it. The spec has a model.
@@ -35,7 +59,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
     Manifest {
         source_name: source.name.clone(),
         source: dsl::with_sets(&source.text, &driver::sets(args)),
-        cpu: analysed.cpu.name().to_owned(),
+        cpu: analysed.target.name(),
         llvm: codegen::llvm_version(),
         data: DataShape {
             microbatch: spec.pipeline.microbatch.value,

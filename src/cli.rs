@@ -41,6 +41,10 @@ pub enum Command {
         /// A code such as P0301
         code: String,
     },
+    /// Generate device code for requests on standard input: `compile` starts this itself
+    #[cfg(feature = "codegen")]
+    #[command(hide = true)]
+    DeviceCode,
 }
 
 /// A spec and what may change it.
@@ -54,6 +58,9 @@ pub struct SpecArgs {
     /// CPU class to plan and compile for: x86-64-v3 or x86-64-v4 (default: this machine's)
     #[arg(long, value_name = "NAME")]
     pub cpu: Option<String>,
+    /// What to plan and compile for: cpu, or cuda: and a chip such as cuda:sm_90 (default: cpu)
+    #[arg(long, value_name = "NAME")]
+    pub target: Option<String>,
     /// Take the order of work from this table in PyTorch's CSV format; the file's schedule is not used
     #[arg(long, value_name = "FILE")]
     pub table: Option<PathBuf>,
@@ -135,9 +142,6 @@ pub struct Compile {
     /// Directory of the bundle (with --emit: a file; default: standard output)
     #[arg(short, long)]
     pub output: Option<PathBuf>,
-    /// What to compile for
-    #[arg(long, default_value = "cpu")]
-    pub target: String,
     /// Print one level of the lowering instead of making a bundle
     #[arg(long, value_enum)]
     pub emit: Option<Emit>,
@@ -151,6 +155,10 @@ pub enum Emit {
     Linalg,
     /// The kernels as LLVM IR
     Llvm,
+    /// The kernels for a GPU in the gpu dialect
+    Gpu,
+    /// The kernels for a GPU as PTX
+    Ptx,
 }
 
 #[derive(Args)]

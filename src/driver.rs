@@ -18,7 +18,7 @@ use model::estimate;
 use model::limits::Bounds;
 use model::profile::Profile;
 use model::rules::Rules;
-use model::target::CpuClass;
+use model::target::{Chip, CpuClass, Target};
 use plan::Shape;
 use plan::Subject;
 use plan::facts::{Facts, StageFacts};
@@ -38,7 +38,7 @@ pub struct Analysed {
     pub build: Option<Build>,
     /// By rank; for a model or a device that is analysed only.
     pub estimate: Option<Vec<Memory>>,
-    pub cpu: CpuClass,
+    pub target: Target,
     /// What the spec's search found.
     pub search: Option<plan::search::Found>,
 }
@@ -79,7 +79,7 @@ pub fn read_text(file: &Path, kind: &str) -> Result<Source, Failure> {
 /// Parses, expands, proves, plans memory. What was found wrong comes beside what could be made; the facts are there as soon as the
 /// plan exists, even if a bound is missed.
 pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Vec<Diagnostic>), Failure> {
-    let cpu = cpu_class(args.cpu.as_deref())?;
+    let target = target(args)?;
     let sets = sets(args);
     let (mut spec, mut found) = dsl::load(&source.text, &sets);
     if let Some(spec) = &mut spec {
@@ -91,10 +91,10 @@ pub fn analyse(source: &Source, args: &SpecArgs) -> Result<(Option<Analysed>, Ve
     };
     let profile = profile.as_deref();
     let analysed = match &args.table {
-        None => spec.and_then(|spec| passes(spec, profile, cpu, &mut found)),
+        None => spec.and_then(|spec| passes(spec, profile, target, &mut found)),
         Some(file) => {
             let imported = table::accepted(file, args.dialect)?;
-            spec.and_then(|spec| imported.analyse(spec, profile, cpu, &mut found))
+            spec.and_then(|spec| imported.analyse(spec, profile, target, &mut found))
         }
     };
     Ok((analysed, found))
@@ -112,9 +112,9 @@ pub fn sets(args: &SpecArgs) -> Vec<Set> {
     args.sets.iter().cloned().map(Set).collect()
 }
 
-fn passes(mut spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+fn passes(mut spec: Spec, profile: Option<&str>, target: Target, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
     if let Some(search) = spec.pipeline.search.clone() {
-        return search::analyse(spec, &search, profile, cpu, found);
+        return search::analyse(spec, &search, profile, target, found);
     }
     let mut shape = Shape::of(&spec);
     let mut sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
@@ -126,7 +126,7 @@ fn passes(mut spec: Spec, profile: Option<&str>, cpu: CpuClass, found: &mut Vec<
         (spec.schedule, shape) = (schedule, wider);
         sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
     }
-    analyse_program(spec, shape, profile, sound, cpu, found)
+    analyse_program(spec, shape, profile, sound, target, found)
 }
 
 /// The costs of the program's stages, and their layers where there is a model.
@@ -145,7 +145,7 @@ pub fn costs_of(
 }
 
 /// Bytes of each rank under a sound program; none without a model that can be cut so.
-pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, cpu: CpuClass) -> Option<Vec<u64>> {
+pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, target: Target) -> Option<Vec<u64>> {
     let layers = costs_of(spec, profile, program, &mut Vec::new())?.1?;
     let model = spec.model.as_ref()?;
     let memory = match estimated(spec) {
@@ -153,7 +153,7 @@ pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, cpu: Cpu
             let copies: Vec<u32> = program.rings.iter().map(|rings| rings.weights).collect();
             estimate_memory(spec, model, shape, &layers, program, &copies, &mut Vec::new())?
         }
-        None => build(spec, model, &layers, program, cpu, &mut Vec::new()).memory,
+        None => build(spec, model, &layers, program, target, &mut Vec::new()).memory,
     };
     Some(memory.iter().map(|m| m.total).collect())
 }
@@ -165,7 +165,7 @@ pub fn analyse_program(
     shape: Shape,
     profile: Option<&str>,
     (program, proved): (Program, Proved),
-    cpu: CpuClass,
+    target: Target,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Analysed> {
     let (costs, layers) = costs_of(&spec, profile, &program, found)?;
@@ -178,10 +178,10 @@ pub fn analyse_program(
                 let copies: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
                 estimate = estimate_memory(&spec, model, shape, layers, &program, &copies, found);
             }
-            None => planned = Some(build(&spec, model, layers, &program, cpu, found)),
+            None => planned = Some(build(&spec, model, layers, &program, target, found)),
         }
     }
-    Some(Analysed { layers, costs, program, facts, build: planned, estimate, cpu, search: None, spec })
+    Some(Analysed { layers, costs, program, facts, build: planned, estimate, target, search: None, spec })
 }
 
 /// The spec's times, its profile read.
@@ -284,13 +284,13 @@ fn build(
     model: &dsl::spec::Model,
     layers: &[Vec<Layer>],
     program: &Program,
-    cpu: CpuClass,
+    target: Target,
     found: &mut Vec<Diagnostic>,
 ) -> Build {
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
     let rules = rules(spec);
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
-    let input = Input { dims, partition: layers, fuse: spec.pipeline.fuse.value, rules: &rules, program, cpu };
+    let input = Input { dims, partition: layers, fuse: spec.pipeline.fuse.value, rules: &rules, program, target };
     let build = model::build::build(&input);
     found.extend(model::limits::check_memory(&input, &build, &bounds(spec), &model.span));
     build
@@ -322,6 +322,21 @@ pub fn bounds(spec: &Spec) -> Bounds {
         machine: machine.or_else(|| spec.machine.device.as_ref().and_then(device)),
         require: spec.require.memory.clone(),
     }
+}
+
+/// What `--target` and `--cpu` name.
+fn target(args: &SpecArgs) -> Result<Target, Failure> {
+    let class = || cpu_class(args.cpu.as_deref()).map(Target::Cpu);
+    let Some(name) = args.target.as_deref().filter(|name| *name != "cpu") else { return class() };
+    let found = Target::from_name(name).filter(|target| matches!(target, Target::Cuda(_)));
+    let found = found.ok_or_else(|| {
+        let chips = Chip::ALL.map(|chip| Target::Cuda(chip).name()).join(", ");
+        Failure::Usage(format!("--target {name}: no such target; there are cpu, {chips}"))
+    })?;
+    if args.cpu.is_some() {
+        return Err(Failure::Usage(format!("--cpu names a class for --target cpu, and the target is {name}")));
+    }
+    Ok(found)
 }
 
 /// The class named by `--cpu`, else this machine's.

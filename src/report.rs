@@ -42,7 +42,8 @@ pub fn text(source: &Source, analysed: &Analysed) -> String {
     ranks_table(&mut out, analysed);
     if let Some(memory) = analysed.memory() {
         out.push('\n');
-        memory_table(&mut out, memory, if analysed.estimate.is_some() { "estimated" } else { analysed.cpu.name() });
+        let target = analysed.target.name();
+        memory_table(&mut out, memory, if analysed.estimate.is_some() { "estimated" } else { &target });
         estimated(&mut out, analysed);
     }
     let _ = writeln!(

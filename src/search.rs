@@ -5,7 +5,7 @@ use crate::report::{bytes, percent};
 use dsl::diag::Diagnostic;
 use dsl::schedule::{Place, Update};
 use dsl::spec::{At, Limits as Bytes, Partition, Search, Spec};
-use model::target::CpuClass;
+use model::target::Target;
 use plan::Shape;
 use plan::search::{Effort, Figures, Found, Limits, Request, Unreachable};
 use serde::Serialize;
@@ -16,7 +16,7 @@ pub fn analyse(
     mut spec: Spec,
     search: &Search,
     profile: Option<&str>,
-    cpu: CpuClass,
+    target: Target,
     found: &mut Vec<Diagnostic>,
 ) -> Option<Analysed> {
     let result = {
@@ -25,7 +25,7 @@ pub fn analyse(
             places: places(&spec, search),
             limits: limits(&spec, search),
             costs: &|program| driver::costs_of(&spec, profile, program, &mut Vec::new()).map(|(costs, _)| costs),
-            memory: &|program| driver::memory_of(&spec, profile, program, cpu),
+            memory: &|program| driver::memory_of(&spec, profile, program, target),
             boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
             own_policies: spec.staleness.weights.span.is_empty(),
             effort: Effort::default(),
@@ -40,7 +40,7 @@ pub fn analyse(
     spec.schedule = best.schedule;
     let from = found.len();
     let proved = artifact::verify::prove(&best.program).expect("what a search gives is verified");
-    let mut analysed = driver::analyse_program(spec, best.shape, profile, (best.program, proved), cpu, found)?;
+    let mut analysed = driver::analyse_program(spec, best.shape, profile, (best.program, proved), target, found)?;
     for diagnostic in found[from..].iter_mut().filter(|d| matches!(d.code, "P0311" | "P0312" | "P0313")) {
         diagnostic.help = Some("loosen the limits of the search, or this bound".into());
     }

@@ -8,7 +8,7 @@ use artifact::stream::{Policy, Program};
 use artifact::verify::Proved;
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::Spec;
-use model::target::CpuClass;
+use model::target::Target;
 use plan::Shape;
 use plan::table::{self, Table};
 use std::path::Path;
@@ -51,7 +51,7 @@ impl Imported {
         self,
         mut spec: Spec,
         profile: Option<&str>,
-        cpu: CpuClass,
+        target: Target,
         found: &mut Vec<Diagnostic>,
     ) -> Option<Analysed> {
         if !self.fits(&spec, found) {
@@ -64,19 +64,19 @@ impl Imported {
             _ => plan::keep_proved(&spec.schedule, shape, self.program),
         };
         let kept = kept.map_err(|wrong| found.extend(wrong)).ok();
-        let analysed = kept.and_then(|kept| driver::analyse_program(spec, shape, profile, kept, cpu, found));
+        let analysed = kept.and_then(|kept| driver::analyse_program(spec, shape, profile, kept, target, found));
         found.iter_mut().for_each(solve_in_table);
         analysed
     }
 
     /// Without a model, at equal costs.
-    pub fn analyse_alone(self, cpu: CpuClass, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
+    pub fn analyse_alone(self, target: Target, found: &mut Vec<Diagnostic>) -> Option<Analysed> {
         // Any schedule and size that load; the table's own take their place.
         let text = "machine { ranks = 1 }\npipeline { schedule = gpipe, accumulate = 1 }\n";
         let mut spec = dsl::load(text, &[]).0.expect("the text above is a spec");
         spec.machine.ranks.value = self.table.rows.len() as u32;
         spec.pipeline.accumulate.value = self.table.accumulate();
-        self.analyse(spec, None, cpu, found)
+        self.analyse(spec, None, target, found)
     }
 
     /// Whether the spec is about as many ranks and micro-batches as the table.

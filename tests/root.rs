@@ -1,6 +1,8 @@
 //! Integration tests of the command line: one binary, a module per topic.
 
 mod commands;
+#[cfg(feature = "codegen")]
+mod cuda;
 mod exchange;
 mod field;
 mod golden;

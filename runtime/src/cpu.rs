@@ -35,8 +35,11 @@ pub fn this_machine() -> Option<&'static str> {
 /// Whether code for a class runs here.
 ///
 /// # Errors
-/// [`RunError::Cpu`] with what this CPU lacks.
+/// [`RunError::Cpu`] with what this CPU lacks, [`RunError::Gpu`] for a GPU.
 pub fn check(name: &str) -> Result<(), RunError> {
+    if name.starts_with("cuda:") {
+        return Err(RunError::Gpu { wanted: name.to_string() });
+    }
     let error = |lacks: String| RunError::Cpu { wanted: name.to_string(), lacks, here: this_machine() };
     let class = class(name).ok_or_else(|| error("is not known to this program".into()))?;
     let missing = missing(class);
@@ -55,5 +58,6 @@ mod tests {
         }
         let text = check("x86-64-v9").unwrap_err().to_string();
         assert!(text.contains("x86-64-v9") && text.contains("not known"), "{text}");
+        assert!(check("cuda:sm_90").unwrap_err().to_string().contains("`cuda:sm_90`"));
     }
 }

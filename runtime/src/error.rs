@@ -14,6 +14,10 @@ pub enum RunError {
     Bundle(#[from] artifact::bundle::BundleError),
     #[error("the bundle was compiled for `{wanted}`, which {lacks}; {}", compile_for(.here))]
     Cpu { wanted: String, lacks: String, here: Option<&'static str> },
+    #[error(
+        "the bundle was compiled for `{wanted}`, and this program does not run bundles on GPUs yet; compile it with `--target cpu` to train here"
+    )]
+    Gpu { wanted: String },
     #[error("rank {rank} needs {bytes} bytes of memory at once, and the system doesn't give them")]
     Memory { rank: RankId, bytes: u64 },
     #[error("can't map the code of stage {stage} as executable ({source})")]

@@ -7,12 +7,10 @@ use crate::failure::Failure;
 use crate::output;
 use crate::report::bytes;
 use model::build::Build;
+use model::target::Target;
 use std::path::Path;
 
 pub fn run(args: &Compile) -> Result<(), Failure> {
-    if args.target != "cpu" {
-        return Err(Failure::Usage(format!("--target {}: only `cpu` is supported so far", args.target)));
-    }
     let (source, analysed) = driver::compilable(&args.spec)?;
     let build = analysed.build.as_ref().expect("what can be compiled was built");
     if let Some(level) = args.emit {
@@ -36,12 +34,24 @@ pub fn run(args: &Compile) -> Result<(), Failure> {
 }
 
 fn emit(analysed: &Analysed, build: &Build, level: Emit) -> Result<String, Failure> {
-    let text = match level {
-        Emit::Sched => codegen::emit_sched(&analysed.program, &build.stages, &build.kernels),
-        Emit::Linalg => codegen::emit(&build.kernels, analysed.cpu, codegen::Level::Linalg),
-        Emit::Llvm => codegen::emit(&build.kernels, analysed.cpu, codegen::Level::Llvm),
+    let kernels = &build.kernels;
+    let text = match (level, analysed.target) {
+        (Emit::Sched, _) => codegen::emit_sched(&analysed.program, &build.stages, kernels),
+        (Emit::Linalg, Target::Cpu(cpu)) => codegen::emit(kernels, cpu, codegen::Level::Linalg),
+        (Emit::Llvm, Target::Cpu(cpu)) => codegen::emit(kernels, cpu, codegen::Level::Llvm),
+        (Emit::Gpu, Target::Cuda(_)) => codegen::cuda::gpu_text(kernels),
+        (Emit::Llvm, Target::Cuda(chip)) => codegen::cuda::llvm_texts(kernels, chip),
+        (Emit::Ptx, Target::Cuda(chip)) => bundle::device_code(kernels, chip, &|_, _| {})
+            .map(|codes| codes.iter().map(|code| format!("// -----\n{}", code.ptx)).collect()),
+        (Emit::Linalg, Target::Cuda(_)) => return Err(no_level("linalg", "cpu")),
+        (Emit::Gpu, Target::Cpu(_)) => return Err(no_level("gpu", "cuda:CHIP")),
+        (Emit::Ptx, Target::Cpu(_)) => return Err(no_level("ptx", "cuda:CHIP")),
     };
     text.map_err(|e| Failure::Outside(e.to_string()))
+}
+
+fn no_level(level: &str, target: &str) -> Failure {
+    Failure::Usage(format!("--emit {level} is a level of --target {target}"))
 }
 
 fn write_text(text: &str, output: Option<&Path>) -> Result<(), Failure> {

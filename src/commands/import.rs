@@ -8,11 +8,11 @@ use crate::{output, render, report, table};
 use dsl::diag::Diagnostic;
 
 pub fn run(args: &Import) -> Result<(), Failure> {
-    let cpu = driver::cpu_class(args.cpu.as_deref())?;
+    let target = driver::cpu_class(args.cpu.as_deref())?.into();
     let (source, imported, mut found) = table::read(&args.table, args.dialect)?;
     let Some(imported) = imported else { return report(args, &source, &found, None) };
     let Some(file) = &args.spec else {
-        let analysed = imported.analyse_alone(cpu, &mut found);
+        let analysed = imported.analyse_alone(target, &mut found);
         return report(args, &source, &found, analysed.as_ref());
     };
     // What is said about the table has its places in the table: the report's are in the spec.
@@ -24,7 +24,7 @@ pub fn run(args: &Import) -> Result<(), Failure> {
         Some(spec) => driver::profile(spec, file)?,
         None => None,
     };
-    let analysed = spec.and_then(|spec| imported.analyse(spec, profile.as_deref(), cpu, &mut found));
+    let analysed = spec.and_then(|spec| imported.analyse(spec, profile.as_deref(), target, &mut found));
     report(args, &source, &found, analysed.as_ref())
 }
 

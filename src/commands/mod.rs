@@ -34,12 +34,20 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Explain { code } => explain::run(&code),
+        #[cfg(feature = "codegen")]
+        Command::DeviceCode => device_code(),
     }
 }
 
 /// Reads and verifies the bundle in a directory.
 fn read_bundle(dir: &Path) -> Result<Bundle, Failure> {
     runtime::bundle_dir::read(dir).map_err(|e| Failure::Outside(format!("{}: {e}", dir.display())))
+}
+
+#[cfg(feature = "codegen")]
+fn device_code() -> Result<(), Failure> {
+    codegen::cuda::serve(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())
+        .map_err(|e| Failure::Outside(format!("device code: {e}")))
 }
 
 #[cfg(feature = "codegen")]

@@ -36,8 +36,9 @@ fn prepare(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
     if !path.is_dir() {
         return compiled(args);
     }
-    if !args.spec.sets.is_empty() || args.spec.cpu.is_some() || args.spec.table.is_some() {
-        let text = "--set, --cpu and --table change a spec; a bundle is compiled already: give the .pace file instead";
+    if !args.spec.sets.is_empty() || args.spec.cpu.is_some() || args.spec.target.is_some() || args.spec.table.is_some()
+    {
+        let text = "--set, --cpu, --target and --table change a spec; a bundle is compiled already: give the .pace file instead";
         return Err(Failure::Usage(text.to_owned()));
     }
     let bundle = super::read_bundle(path)?;

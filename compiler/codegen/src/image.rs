@@ -23,19 +23,24 @@ type SectionStarts = BTreeMap<usize, usize>;
 
 /// The image of one stage: the kernels that its calls name, in the order of their index.
 pub fn of_stage(stage: &Stage, objects: &[KernelObject]) -> Result<Image, CodegenError> {
-    let bodies = &stage.bodies;
-    let lists = [&bodies.f, &bodies.i, &bodies.u].into_iter().chain(&bodies.b).chain(&bodies.w);
-    let mut used = lists.flatten().map(|call| call.kernel).collect::<Vec<_>>();
-    used.sort_unstable();
-    used.dedup();
     let mut parts = Vec::new();
-    for index in used {
+    for index in used(stage) {
         let object = objects.get(index as usize).ok_or_else(|| {
             CodegenError::new(format!("image of stage {}", stage.stage), "image", format!("there is no kernel {index}"))
         })?;
         parts.push((index, object));
     }
     link(stage.stage, &parts)
+}
+
+/// The kernels that a stage's calls name, ascending.
+pub fn used(stage: &Stage) -> Vec<u32> {
+    let bodies = &stage.bodies;
+    let lists = [&bodies.f, &bodies.i, &bodies.u].into_iter().chain(&bodies.b).chain(&bodies.w);
+    let mut used = lists.flatten().map(|call| call.kernel).collect::<Vec<_>>();
+    used.sort_unstable();
+    used.dedup();
+    used
 }
 
 /// Links kernels, given with their index, to one image.

@@ -10,7 +10,7 @@ use crate::layout::{RankLayout, StageInput, StageLayout, layout};
 use crate::operands::operands;
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
-use crate::target::CpuClass;
+use crate::target::Target;
 use crate::update::{Arg, UpdatePlan, UpdateStep};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, KernelEntry, Memory, Param, Place, Selector, Stage, variant};
@@ -28,7 +28,7 @@ pub struct Input<'a> {
     pub fuse: bool,
     pub rules: &'a Rules,
     pub program: &'a Program,
-    pub cpu: CpuClass,
+    pub target: Target,
 }
 
 /// Everything that code generation, the bundle and the report need.
@@ -54,7 +54,7 @@ pub fn build(input: &Input) -> Build {
     };
     let updates: Vec<UpdatePlan> = plans.iter().zip(&input.program.rings).map(plan_update).collect();
     let ranks = input.program.streams.len();
-    let mut kernels = Kernels { cpu: input.cpu, list: Vec::new(), index: HashMap::new() };
+    let mut kernels = Kernels { target: input.target, list: Vec::new(), index: HashMap::new() };
     let mut stages: Vec<Option<Stage>> = vec![None; plans.len()];
     let mut memory = Vec::with_capacity(ranks);
     for rank in 0..ranks {
@@ -94,7 +94,12 @@ pub fn build(input: &Input) -> Build {
 
 fn entry(kernel: &Kernel) -> KernelEntry {
     let args = operands(&kernel.op).len() + usize::from(kernel.scratch_bytes > 0);
-    KernelEntry { name: kernel.name.clone(), scratch_bytes: kernel.scratch_bytes, args: args as u32 }
+    KernelEntry {
+        name: kernel.name.clone(),
+        scratch_bytes: kernel.scratch_bytes,
+        args: args as u32,
+        launches: Vec::new(),
+    }
 }
 
 fn plan_stage(input: &Input, layers: &[Layer], usage: &Usage) -> StagePlan {
@@ -157,7 +162,7 @@ fn usages(program: &Program, stages: usize) -> Vec<Usage> {
 
 /// Kernels found so far.
 struct Kernels {
-    cpu: CpuClass,
+    target: Target,
     list: Vec<Kernel>,
     index: HashMap<KernelOp, u32>,
 }
@@ -169,7 +174,7 @@ impl Kernels {
         }
         let id = self.list.len() as u32;
         self.index.insert(op.clone(), id);
-        self.list.push(plan_kernel(op, self.cpu));
+        self.list.push(plan_kernel(op, self.target));
         id
     }
 }

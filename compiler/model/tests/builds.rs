@@ -38,7 +38,7 @@ fn muon() -> Rules {
 
 fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
     let partition = cut(&dims, program.rank_of_stage.len() as u32);
-    build(&Input { dims, partition: &partition, fuse, rules: &adamw(), program, cpu })
+    build(&Input { dims, partition: &partition, fuse, rules: &adamw(), program, target: cpu.into() })
 }
 
 proptest! {
@@ -61,7 +61,7 @@ proptest! {
         let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
         let partition = &cut(&dims, program.rank_of_stage.len() as u32);
         let rules = &if by_muon { muon() } else { adamw() };
-        let build = build(&Input { dims, partition, fuse, rules, program: &program, cpu });
+        let build = build(&Input { dims, partition, fuse, rules, program: &program, target: cpu.into() });
         prop_assert_eq!(verify(&build), Ok(()));
         let accumulates = !fuse || k > 1 || by_muon;
         prop_assert!(build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
@@ -99,7 +99,7 @@ proptest! {
             prop_assert!(costs(&dims, partition).f_ns.iter().all(|&ns| ns > 0));
             let rules = &if by_muon { muon() } else { adamw() };
             let (program, cpu) = (&program, CpuClass::X86V3);
-            let input = Input { dims, partition, fuse: false, rules, program, cpu };
+            let input = Input { dims, partition, fuse: false, rules, program, target: cpu.into() };
             let built = build(&input);
             let bounds = Bounds { machine: Limits::new(vec![At { value: bound, span: 0..0 }]), require: None };
             let refused = check_memory(&input, &built, &bounds, &(0..0));
@@ -202,7 +202,7 @@ fn muon_plans_its_workspace() {
     let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1 };
     let program = &flush(1, 1, false);
     let (partition, cpu) = (&cut(&dims, 1), CpuClass::X86V4);
-    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, program, cpu });
+    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, program, target: cpu.into() });
     let (adamw, muon) = (of(&adamw()), of(&muon()));
     assert_eq!(verify(&muon), Ok(()));
     let matrices: u64 = 2 * (3 + 1 + 4 + 4) * 40 * 40 * 4;
@@ -255,7 +255,7 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     if !wrong.is_empty() {
         return wrong;
     }
-    let input = Input { dims, partition, fuse, rules, program, cpu };
+    let input = Input { dims, partition, fuse, rules, program, target: cpu.into() };
     let bounds = Bounds { machine: spec.machine.memory.clone(), require: spec.require.memory.clone() };
     check_memory(&input, &build(&input), &bounds, &model.span)
 }

@@ -104,7 +104,8 @@ fn estimates_are_what_is_built() {
     {
         let partition = cut(dims.layers, stages);
         let (rules, cpu) = (&Rules::uniform(UpdateRule::plain(OptimizerKind::AdamW)), CpuClass::X86V4);
-        let input = build::Input { dims, partition: &partition, fuse: true, rules, program: &program, cpu };
+        let input =
+            build::Input { dims, partition: &partition, fuse: true, rules, program: &program, target: cpu.into() };
         let built = build(&input).memory;
         for (rank, (b, e)) in built.iter().zip(estimated(shape(dims), &partition, &program)).enumerate() {
             let slots = |s: &usize| u64::from(program.rings[*s].stash.max(1));

@@ -44,7 +44,8 @@ fn cut(stages: u32) -> Vec<Vec<Layer>> {
 fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
     let partition = cut(program.rank_of_stage.len() as u32);
     let rules = &Rules::uniform(UpdateRule::plain(optimizer));
-    let build = build(&Input { dims: DIMS, partition: &partition, fuse, rules, program, cpu: CpuClass::X86V4 });
+    let build =
+        build(&Input { dims: DIMS, partition: &partition, fuse, rules, program, target: CpuClass::X86V4.into() });
     verify(&build).unwrap();
     build
 }

@@ -152,7 +152,7 @@ fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool
     let stages = program.rank_of_stage.len() as u32;
     let partition = partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap();
     let rules = &Rules::uniform(UpdateRule::plain(optimizer));
-    let input = Input { dims: *dims, partition: &partition, fuse, rules, program, cpu: CpuClass::X86V4 };
+    let input = Input { dims: *dims, partition: &partition, fuse, rules, program, target: CpuClass::X86V4.into() };
     let build = build(&input);
     verify(&build).unwrap();
     build

@@ -224,6 +224,19 @@ pub struct KernelEntry {
     pub scratch_bytes: u64,
     /// Number of arguments, scratch included.
     pub args: u32,
+    /// On a GPU: what a call launches, in order. On a CPU a call is one function, and this is empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub launches: Vec<Launch>,
+}
+
+/// A function of a device image over a grid of blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    pub entry: String,
+    /// Blocks along x, y and z.
+    pub grid: [u32; 3],
+    /// Threads of a block, along x: whole warps.
+    pub threads: u32,
 }
 
 /// Shape of the data that a run reads.
@@ -259,7 +272,7 @@ pub struct Manifest {
     /// Spec file name and its text, as compiled (after --set).
     pub source_name: String,
     pub source: String,
-    /// CPU class that the images need, e.g. `x86-64-v4`.
+    /// What the images are for: a CPU class such as `x86-64-v4`, or a GPU's chip such as `cuda:sm_90`.
     pub cpu: String,
     /// LLVM version that made the images.
     pub llvm: String,
@@ -291,11 +304,11 @@ impl Manifest {
     }
 }
 
-/// Position-independent machine code of one stage and where its kernels start.
+/// Code of one stage and where its kernels start: position-independent machine code, or one PTX module as text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
     pub stage: StageId,
-    /// Mapped read-execute as one block; 64-byte aligned sections.
+    /// Machine code is mapped read-execute as one block; 64-byte aligned sections.
     pub code: Vec<u8>,
     /// (index into [`Manifest::kernels`], byte offset in `code`), ascending.
     pub exports: Vec<(u32, u64)>,

@@ -22,13 +22,6 @@ const OPTIMISE: &str = "default<O3>";
 /// What the emulator's machine code needs of the CPU: a fused multiply-add in one instruction.
 const EMULATED_CPU: &str = "x86-64-v3";
 
-/// Device code of one kernel: text that the driver or ptxas takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assembly {
-    pub kernel: String,
-    pub ptx: String,
-}
-
 /// LLVM's feature for a chip's PTX version.
 pub fn features(chip: Chip) -> String {
     format!("+ptx{}", chip.ptx_version())

@@ -22,16 +22,23 @@
 //!
 //! Tests run the LLVM IR that the PTX is made from on the CPU, where 1, 2 and 4 are checked at every step.
 
-pub mod code;
+mod child;
+mod code;
+mod compile;
 mod instrument;
 mod kernels;
 mod lower;
 
-pub use lower::{Assembly, PIPELINE, assembly, emulated_object, features, llvm_text};
+pub use artifact::program::Launch;
+pub use child::{Generator, Running, serve};
+pub use compile::{DeviceCode, compile_kernels, images};
+pub use lower::{PIPELINE, assembly, emulated_object, features, llvm_text};
 
+use crate::context::CodegenContext;
 use crate::cuda::code::Operands;
 use crate::error::CodegenError;
 use model::kernel::Kernel;
+use model::target::Chip;
 
 /// Shared memory of a block without asking for more at the launch.
 pub const SHARED_BYTES_MAX: u64 = 48 * 1024;
@@ -43,15 +50,6 @@ pub struct DeviceKernel {
     pub launches: Vec<Launch>,
     /// `gpu.func`s.
     pub text: String,
-}
-
-/// One function over a grid.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launch {
-    pub entry: String,
-    pub grid: [u32; 3],
-    /// Threads of a block, whole warps.
-    pub threads: u32,
 }
 
 impl DeviceKernel {
@@ -83,4 +81,23 @@ impl DeviceKernel {
 /// When its shapes need more of a device than it has.
 pub fn device_kernel(kernel: &Kernel) -> Result<DeviceKernel, CodegenError> {
     kernels::write(kernel).map_err(|message| CodegenError::new(&kernel.name, "device kernel", message))
+}
+
+/// All kernels in the gpu dialect, each part with the pipeline that lowers it.
+pub fn gpu_text(kernels: &[Kernel]) -> Result<String, CodegenError> {
+    let one = |kernel| {
+        let device = device_kernel(kernel)?;
+        Ok(format!("// -----\n// mlir-opt-22 --pass-pipeline='{PIPELINE}'\n// {}\n{}", device.name, device.module()))
+    };
+    kernels.iter().map(one).collect()
+}
+
+/// The LLVM IR of all kernels.
+pub fn llvm_texts(kernels: &[Kernel], chip: Chip) -> Result<String, CodegenError> {
+    let context = CodegenContext::new()?;
+    let one = |kernel| {
+        let device = device_kernel(kernel)?;
+        llvm_text(&context, &device.name, &device.module(), chip)
+    };
+    kernels.iter().map(one).collect()
 }

@@ -1,0 +1,121 @@
+//! Bundles for GPUs: what is compiled, what assembles, what is refused.
+
+use crate::harness::{Project, paceline};
+use codegen::cuda::Generator;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SPEC: &str = "
+model gpt { layers = 2, width = 16, heads = 2, context = 8, vocab = 256 }
+machine { ranks = 2 }
+pipeline { schedule = one_f_one_b, microbatch = 2, accumulate = 2 }
+optimizer = sgd { lr = 0.1 }
+";
+
+#[test]
+fn a_bundle_for_a_gpu_is_made_verified_and_not_run() {
+    let project = Project::new(SPEC);
+    let said = project.output(&["compile", "spec.pace", "--target", "cuda:sm_90", "-o", "bundle"]);
+    assert!(said.contains("cuda:sm_90"), "{said}");
+    assert!(project.output(&["inspect", "bundle"]).contains("for cuda:sm_90 by LLVM"));
+    project.output(&["verify", "bundle"]);
+    let image = std::fs::read_to_string(project.path("bundle/stage-0.image")).expect("PTX is text");
+    assert_eq!(image.matches(".target sm_90").count(), 1, "one module a stage");
+    assert!(image.contains(".visible .entry embed_2x8x16_v256("), "{image}");
+    let (status, _, stderr) = project.outcome(&["run", "bundle", "--data", "spec.pace", "--updates", "1"]);
+    assert_eq!(status, Some(3), "{stderr}");
+    assert!(stderr.contains("compiled for `cuda:sm_90`") && stderr.contains("--target cpu"), "{stderr}");
+}
+
+#[test]
+fn a_bundle_for_a_gpu_is_the_same_each_time() {
+    let project = Project::new(SPEC);
+    let image = |name: &str| {
+        project.output(&["compile", "spec.pace", "--target", "cuda:sm_80", "-o", name]);
+        std::fs::read(project.path(&format!("{name}/checksums"))).expect("checksums")
+    };
+    assert_eq!(image("one"), image("two"));
+}
+
+#[test]
+fn what_makes_no_sense_is_told() {
+    let project = Project::new(SPEC);
+    let cases: [(&[&str], &str); 4] = [
+        (&["--target", "cuda:sm_75"], "no such target; there are cpu, cuda:sm_80"),
+        (&["--target", "x86-64-v3"], "no such target"),
+        (&["--emit", "ptx"], "--emit ptx is a level of --target cuda:CHIP"),
+        (&["--target", "cuda:sm_80", "--cpu", "x86-64-v3"], "--cpu names a class for --target cpu"),
+    ];
+    for (more, expected) in cases {
+        let (status, _, stderr) = project.outcome(&[&["compile", "spec.pace", "-o", "bundle"], more].concat());
+        assert_eq!(status, Some(2), "{more:?}: {stderr}");
+        assert!(stderr.contains(expected), "{more:?}: {stderr}");
+    }
+}
+
+/// LLVM ends the process for a chip that a PTX version does not know.
+#[test]
+fn an_abort_in_code_generation_is_a_diagnostic() {
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_paceline"));
+    let generator = Generator { program, arguments: vec!["device-code".into()] };
+    let module = "module {\ngpu.module @device {\ngpu.func @kernel() kernel {\ngpu.return\n}\n}\n}\n";
+    let mut child = generator.start().expect("it starts");
+    child.assembly("kernel", module, ("sm_90", "+ptx78")).expect("PTX");
+    let error = child.assembly("kernel", module, ("sm_90", "+ptx32")).expect_err("an abort");
+    assert!(error.message.contains("LLVM ended the process") && error.message.contains("PTX"), "{error}");
+    let error = generator.start().expect("it starts").assembly("kernel", "module {", ("sm_90", "+ptx78"));
+    assert!(error.expect_err("a diagnostic").message.contains("parse"), "an error of MLIR stays one");
+}
+
+/// The assembler that `make gpu-tools` installs.
+fn ptxas() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gpu-tools/nvidia/cu13/bin/ptxas");
+    path.exists().then_some(path)
+}
+
+/// What must not keep registers in memory: the kernels that a training run spends its time in.
+const FAST: [&str; 3] = ["matmul_", "attention_", "update_"];
+
+#[test]
+fn every_kernel_of_the_examples_assembles_without_spills() {
+    let Some(ptxas) = ptxas() else {
+        return eprintln!("skipped: there is no ptxas; `make gpu-tools` installs it");
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for example in ["bench-gpt", "gpt-1f1b", "gpt-paci"] {
+        for chip in ["sm_80", "sm_90"] {
+            let file = folder.path().join(format!("{example}.ptx"));
+            let spec = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{example}.pace"));
+            let mut compile = paceline();
+            compile.arg("compile").arg(spec).args(["--target", &format!("cuda:{chip}"), "--emit", "ptx", "-o"]);
+            compile.arg(&file).assert().success();
+            let text = std::fs::read_to_string(&file).expect("PTX");
+            for kernel in text.split("// -----\n").skip(1) {
+                assemble(&ptxas, chip, kernel, folder.path());
+            }
+        }
+    }
+}
+
+/// Assembles one kernel and asserts that its functions use no memory of a thread's own.
+fn assemble(ptxas: &Path, chip: &str, text: &str, folder: &Path) {
+    let (input, output) = (folder.join("kernel.ptx"), folder.join("kernel.cubin"));
+    std::fs::write(&input, text).expect("a writable folder");
+    let mut command = Command::new(ptxas);
+    command.args(["-v", &format!("-arch={chip}")]).arg(&input).arg("-o").arg(&output);
+    let done = command.output().expect("ptxas starts");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{chip}: {said}");
+    let mut entry = "";
+    let mut checked = 0;
+    for line in said.lines() {
+        entry = line.split_once("entry function '").map_or(entry, |(_, rest)| rest.split('\'').next().unwrap_or(""));
+        if line.contains("bytes stack frame") {
+            checked += 1;
+            let fast = FAST.iter().any(|start| entry.starts_with(start)) || entry.contains("adamw");
+            let kept = line.trim().starts_with("0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads");
+            assert!(kept || !fast, "{entry} on {chip}: {line}");
+        }
+    }
+    assert!(checked > 0, "{said}");
+}
