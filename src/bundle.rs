@@ -21,14 +21,16 @@ pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> 
     );
     let progress = |done, _| bar.set_position(done as u64);
     let mut manifest = manifest;
+    let device = |codes: Vec<DeviceCode>| {
+        for (entry, code) in manifest.kernels.iter_mut().zip(&codes) {
+            entry.launches.clone_from(&code.launches);
+        }
+        codegen::cuda::images(&codes, &build.stages)
+    };
     let images = match analysed.target {
         Target::Cpu(cpu) => codegen::compile(&build.kernels, &build.stages, cpu, &progress),
-        Target::Cuda(chip) => device_code(&build.kernels, chip, &progress).and_then(|codes| {
-            for (entry, code) in manifest.kernels.iter_mut().zip(&codes) {
-                entry.launches.clone_from(&code.launches);
-            }
-            codegen::cuda::images(&codes, &build.stages)
-        }),
+        Target::Cuda(chip) => device_code(&build.kernels, chip, &progress).and_then(device),
+        Target::Emulated => codegen::cuda::compile_emulated(&build.kernels, &progress).and_then(device),
     };
     bar.finish_and_clear();
     let bundle = Bundle { manifest, images: images.map_err(|e| Failure::Outside(e.to_string()))? };

@@ -58,7 +58,7 @@ pub struct SpecArgs {
     /// CPU class to plan and compile for: x86-64-v3 or x86-64-v4 (default: this machine's)
     #[arg(long, value_name = "NAME")]
     pub cpu: Option<String>,
-    /// What to plan and compile for: cpu, or cuda: and a chip such as cuda:sm_90 (default: cpu)
+    /// What to plan and compile for: cpu, cuda: and a chip such as cuda:sm_90, or cuda-emulated (default: cpu)
     #[arg(long, value_name = "NAME")]
     pub target: Option<String>,
     /// Take the order of work from this table in PyTorch's CSV format; the file's schedule is not used

@@ -328,10 +328,10 @@ pub fn bounds(spec: &Spec) -> Bounds {
 fn target(args: &SpecArgs) -> Result<Target, Failure> {
     let class = || cpu_class(args.cpu.as_deref()).map(Target::Cpu);
     let Some(name) = args.target.as_deref().filter(|name| *name != "cpu") else { return class() };
-    let found = Target::from_name(name).filter(|target| matches!(target, Target::Cuda(_)));
+    let found = Target::from_name(name).filter(|target| !matches!(target, Target::Cpu(_)));
     let found = found.ok_or_else(|| {
         let chips = Chip::ALL.map(|chip| Target::Cuda(chip).name()).join(", ");
-        Failure::Usage(format!("--target {name}: no such target; there are cpu, {chips}"))
+        Failure::Usage(format!("--target {name}: no such target; there are cpu, {chips}, {}", Target::Emulated.name()))
     })?;
     if args.cpu.is_some() {
         return Err(Failure::Usage(format!("--cpu names a class for --target cpu, and the target is {name}")));

@@ -3,6 +3,9 @@
 use crate::error::RunError;
 use artifact::cpu::{CLASSES, Class, class};
 
+/// The target whose device kernels the emulator runs.
+pub const EMULATED: &str = "cuda-emulated";
+
 /// Whether this CPU has a feature of [`CLASSES`].
 #[cfg(target_arch = "x86_64")]
 fn has(feature: &str) -> bool {
@@ -40,6 +43,8 @@ pub fn check(name: &str) -> Result<(), RunError> {
     if name.starts_with("cuda:") {
         return Err(RunError::Gpu { wanted: name.to_string() });
     }
+    // What the emulator's code is made for.
+    let name = if name == EMULATED { CLASSES[0].name } else { name };
     let error = |lacks: String| RunError::Cpu { wanted: name.to_string(), lacks, here: this_machine() };
     let class = class(name).ok_or_else(|| error("is not known to this program".into()))?;
     let missing = missing(class);

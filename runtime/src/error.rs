@@ -18,6 +18,8 @@ pub enum RunError {
         "the bundle was compiled for `{wanted}`, and this program does not run bundles on GPUs yet; compile it with `--target cpu` to train here"
     )]
     Gpu { wanted: String },
+    #[error("the emulator can't load the kernel `{kernel}`: {what}")]
+    Emulator { kernel: String, what: String },
     #[error("rank {rank} needs {bytes} bytes of memory at once, and the system doesn't give them")]
     Memory { rank: RankId, bytes: u64 },
     #[error("can't map the code of stage {stage} as executable ({source})")]

@@ -292,7 +292,7 @@ impl<'a> Worker<'a> {
             for (address, place) in self.args.iter_mut().zip(&call.args) {
                 *address = self.rank.arena.address(place, slots.index(place.by));
             }
-            self.shared.kernels.call(index, call.kernel, &self.args[..call.args.len()]);
+            self.shared.kernels.call(index, call.kernel, &self.args[..call.args.len()], &call.args);
         }
     }
 

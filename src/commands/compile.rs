@@ -39,19 +39,18 @@ fn emit(analysed: &Analysed, build: &Build, level: Emit) -> Result<String, Failu
         (Emit::Sched, _) => codegen::emit_sched(&analysed.program, &build.stages, kernels),
         (Emit::Linalg, Target::Cpu(cpu)) => codegen::emit(kernels, cpu, codegen::Level::Linalg),
         (Emit::Llvm, Target::Cpu(cpu)) => codegen::emit(kernels, cpu, codegen::Level::Llvm),
-        (Emit::Gpu, Target::Cuda(_)) => codegen::cuda::gpu_text(kernels),
         (Emit::Llvm, Target::Cuda(chip)) => codegen::cuda::llvm_texts(kernels, chip),
+        (Emit::Gpu, Target::Cuda(_) | Target::Emulated) => codegen::cuda::gpu_text(kernels),
         (Emit::Ptx, Target::Cuda(chip)) => bundle::device_code(kernels, chip, &|_, _| {})
-            .map(|codes| codes.iter().map(|code| format!("// -----\n{}", code.ptx)).collect()),
-        (Emit::Linalg, Target::Cuda(_)) => return Err(no_level("linalg", "cpu")),
-        (Emit::Gpu, Target::Cpu(_)) => return Err(no_level("gpu", "cuda:CHIP")),
-        (Emit::Ptx, Target::Cpu(_)) => return Err(no_level("ptx", "cuda:CHIP")),
+            .map(|codes| codes.iter().filter_map(|code| code.ptx()).map(|ptx| format!("// -----\n{ptx}")).collect()),
+        (Emit::Linalg, _) => return Err(no_level("--emit linalg", "cpu")),
+        (Emit::Gpu | Emit::Ptx | Emit::Llvm, _) => return Err(no_level("what --emit names", "cuda:CHIP")),
     };
     text.map_err(|e| Failure::Outside(e.to_string()))
 }
 
 fn no_level(level: &str, target: &str) -> Failure {
-    Failure::Usage(format!("--emit {level} is a level of --target {target}"))
+    Failure::Usage(format!("{level} is a level of --target {target}"))
 }
 
 fn write_text(text: &str, output: Option<&Path>) -> Result<(), Failure> {

@@ -4,6 +4,7 @@ use crate::harness::with_context;
 use codegen::cuda;
 use emulated::{Launch, Memory, Module, Operand, Order};
 use model::target::Chip;
+use std::cell::Cell;
 
 const THREADS: u32 = 64;
 const SHARED: &str = "memref<64xf32, #gpu.address_space<workgroup>>";
@@ -29,8 +30,8 @@ fn run(body: &str, order: Order) -> Result<Vec<f32>, String> {
     let mut operands = [Aligned::new(&bytes), Aligned::new(&[0; 512])];
     let [input, output] = &mut operands;
     let mut memory = Memory::new(vec![
-        Operand { bytes: &mut input.0, initialised: true },
-        Operand { bytes: &mut output.0, initialised: false },
+        Operand { bytes: Cell::from_mut(&mut input.0[..]).as_slice_of_cells(), initialised: true },
+        Operand { bytes: Cell::from_mut(&mut output.0[..]).as_slice_of_cells(), initialised: false },
     ]);
     let launch = Launch { entry: "kernel", grid: [2, 1, 1], threads: THREADS };
     emulated::launch(&module, &launch, &mut memory, order).map_err(|fault| fault.to_string())?;

@@ -10,7 +10,7 @@ use model::kernel::{Kernel, KernelOp};
 use model::kernel_plan::plan_kernel;
 use model::operands::{Access, operands};
 use model::target::{Chip, CpuClass, Target};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// An operand's content.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ pub fn runnable() -> Vec<CpuClass> {
 
 /// The CPU classes that this machine can run, and a GPU in the emulator.
 pub fn targets() -> Vec<Target> {
-    runnable().into_iter().map(Target::Cpu).chain([Target::Cuda(Chip::Sm80)]).collect()
+    runnable().into_iter().map(Target::Cpu).chain([Target::Emulated]).collect()
 }
 
 /// A compiled kernel, ready to be called.
@@ -115,6 +115,7 @@ impl Runnable {
                 Self::of_source(kernel, source, cpu)
             }
             Target::Cuda(chip) => Self::of_device(kernel, chip),
+            Target::Emulated => Self::of_device(kernel, Chip::Sm80),
         }
     }
 
@@ -167,7 +168,9 @@ impl Runnable {
         };
         let access = operands(&self.kernel.op).into_iter().map(|o| o.access.reads()).chain([false]);
         let operands = buffers.iter_mut().zip(access);
-        let operands = operands.map(|(b, initialised)| Operand { bytes: b.data(), initialised }).collect();
+        let operands = operands
+            .map(|(b, initialised)| Operand { bytes: Cell::from_mut(b.data()).as_slice_of_cells(), initialised })
+            .collect();
         let mut memory = Memory::new(operands);
         for launch in launches {
             let launch = Launch { entry: &launch.entry, grid: launch.grid, threads: launch.threads };

@@ -20,7 +20,7 @@ pub fn plan_kernel(op: KernelOp, target: impl Into<Target>) -> Kernel {
     let target = target.into();
     let tiles = match (&op, target) {
         (KernelOp::MatMul(matmul), Target::Cpu(cpu)) => Some(tiles(matmul, cpu)),
-        (KernelOp::MatMul(matmul), Target::Cuda(_)) => Some(block_tiles(matmul)),
+        (KernelOp::MatMul(matmul), Target::Cuda(_) | Target::Emulated) => Some(block_tiles(matmul)),
         _ => None,
     };
     Kernel { name: name(&op), scratch_bytes: scratch_bytes(&op, tiles.as_ref(), target), tiles, op }

@@ -1,11 +1,16 @@
 //! Targets: what code is generated for and what a bundle asks of the machine that runs it.
 
-/// A CPU class or a GPU's chip.
+/// A CPU class, a GPU's chip, or its emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     Cpu(CpuClass),
     Cuda(Chip),
+    /// Device kernels, run on the CPU by the emulator.
+    Emulated,
 }
+
+/// The name of [`Target::Emulated`].
+const EMULATED: &str = "cuda-emulated";
 
 impl From<CpuClass> for Target {
     fn from(cpu: CpuClass) -> Self {
@@ -20,17 +25,19 @@ impl From<Chip> for Target {
 }
 
 impl Target {
-    /// The name in `--target` and in the manifest: a CPU class, or `cuda:` and a chip.
+    /// The name in `--target` and in the manifest: a CPU class, `cuda:` and a chip, or `cuda-emulated`.
     pub fn name(self) -> String {
         match self {
             Target::Cpu(cpu) => cpu.name().into(),
             Target::Cuda(chip) => format!("cuda:{}", chip.name()),
+            Target::Emulated => EMULATED.into(),
         }
     }
 
     pub fn from_name(name: &str) -> Option<Target> {
         match name.strip_prefix("cuda:") {
             Some(chip) => Chip::from_name(chip).map(Target::Cuda),
+            None if name == EMULATED => Some(Target::Emulated),
             None => CpuClass::from_name(name).map(Target::Cpu),
         }
     }
@@ -118,7 +125,8 @@ mod tests {
 
     #[test]
     fn every_target_is_found_by_its_name() {
-        for target in CpuClass::ALL.map(Target::Cpu).into_iter().chain(Chip::ALL.map(Target::Cuda)) {
+        let named = CpuClass::ALL.map(Target::Cpu).into_iter().chain(Chip::ALL.map(Target::Cuda));
+        for target in named.chain([Target::Emulated]) {
             assert_eq!(Target::from_name(&target.name()), Some(target));
         }
         assert_eq!(Target::from_name("cuda:sm_75"), None);

@@ -17,7 +17,7 @@ use crate::target::{CpuClass, Target};
 pub fn scratch_bytes(op: &KernelOp, tiles: Option<&Tiles>, target: impl Into<Target>) -> u64 {
     let bytes = match target.into() {
         Target::Cpu(cpu) => cpu_bytes(op, tiles, cpu),
-        Target::Cuda(_) => device_bytes(op),
+        Target::Cuda(_) | Target::Emulated => device_bytes(op),
     };
     bytes.next_multiple_of(64)
 }

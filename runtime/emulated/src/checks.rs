@@ -1,10 +1,12 @@
 //! What is known of each byte of shared memory and of the operands, and what is wrong with an access.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 /// An operand of a kernel.
 pub struct Operand<'a> {
-    pub bytes: &'a mut [u8],
+    /// Cells: operands that are only read may overlap.
+    pub bytes: &'a [Cell<u8>],
     /// Whether the kernel may read it before a thread has written it.
     pub initialised: bool,
 }
@@ -42,7 +44,7 @@ impl<'a> Memory<'a> {
     /// Begins a launch: gives the operands' addresses.
     pub(crate) fn begin(&mut self) -> Vec<*mut u8> {
         self.launches += 1;
-        self.operands.iter_mut().map(|o| o.bytes.as_mut_ptr()).collect()
+        self.operands.iter().map(|o| o.bytes.as_ptr().cast_mut().cast()).collect()
     }
 
     /// The operand at an address, and how far into it.

@@ -13,6 +13,9 @@ pub struct Module {
     layout: Layout,
 }
 
+// SAFETY: the mapping is the module's own; whoever has the module may run it, on any thread.
+unsafe impl Send for Module {}
+
 impl Module {
     /// Loads an object of the compiler.
     ///

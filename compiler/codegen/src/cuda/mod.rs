@@ -31,7 +31,7 @@ mod lower;
 
 pub use artifact::program::Launch;
 pub use child::{Generator, Running, serve};
-pub use compile::{DeviceCode, compile_kernels, images};
+pub use compile::{DeviceCode, compile_emulated, compile_kernels, images};
 pub use lower::{PIPELINE, assembly, emulated_object, features, llvm_text};
 
 use crate::context::CodegenContext;
