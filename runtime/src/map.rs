@@ -145,7 +145,7 @@ mod tests {
         let function = unsafe { std::mem::transmute::<*const u8, KernelFn>(map.as_ptr()) };
         let kernels = Kernels { table: vec![vec![None, Some(Function::Native(function))]], _maps: vec![map] };
         let mut word = 0u32;
-        let place = Place { offset: 0, bytes: 4, stride: 0, slots: 1, by: Selector::Microbatch };
+        let place = Place { offset: 0, bytes: 4, stride: 0, slots: 1, by: artifact::program::Selector::Microbatch };
         kernels.call(0, 1, &[(&raw mut word).cast()], &[place]);
         assert_eq!(word, 42);
     }
