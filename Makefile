@@ -32,7 +32,7 @@ sweep: setup
 	$(CARGO) test --workspace --locked --release -- --include-ignored --skip ten_thousand_random_specs
 	$(CARGO) test --locked --release -p paceline-plan --test root -- --ignored --nocapture ten_thousand_random_specs
 
-# make bench  times check, compile and training of examples/bench-gpt.pace
+# make bench  times check, compile and training of examples/bench-gpt.pace, and the check of a large schedule
 bench: build
 	scripts/bench.sh $(RELEASE)
 

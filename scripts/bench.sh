@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Times Paceline on examples/bench-gpt.pace: check, compile, and training on two ranks. With a Python that has torch,
+# Times Paceline on examples/bench-gpt.pace: check, compile, and training on two ranks; and the check of a large schedule. With a Python that has torch,
 # also times PyTorch's two-stage 1F1B on the same work, in turn with Paceline, and prints the ratio of the medians.
 #
 # usage: bench.sh PACELINE [PYTHON]
@@ -34,6 +34,11 @@ seconds() { # COMMAND...: wall time
   awk -v a="$start" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.4f\n", b - a }'
 }
 
+cpu_seconds() { # COMMAND...: user and system time
+  local TIMEFORMAT='%U %S'
+  { time "$@" >/dev/null 2>&1; } 2>&1 | awk '{ printf "%.4f\n", $1 + $2 }'
+}
+
 fresh_compile() {
   rm -rf "$out/bundle"
   "$paceline" compile "$spec" -o "$out/bundle"
@@ -61,6 +66,8 @@ torch() {
 
 check_s=$(for _ in $(seq 11); do seconds "$paceline" check "$spec"; done | median)
 awk -v s="$check_s" 'BEGIN { printf "check      %8.1f ms   (below 50)\n", 1000 * s }'
+large_s=$(for _ in $(seq 11); do cpu_seconds "$paceline" check scripts/bench-large.pace; done | median)
+awk -v s="$large_s" 'BEGIN { printf "large      %8.1f ms   (below 100; time of the CPU, check of 64 ranks x 2 x 1024 micro-batches)\n", 1000 * s }'
 compile_s=$(for _ in 1 2 3; do seconds fresh_compile; done | median)
 awk -v s="$compile_s" 'BEGIN { printf "compile    %8.1f s    (below 20)\n", s }'
 

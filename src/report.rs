@@ -160,10 +160,18 @@ struct Json<'a> {
     period: Option<JsonPeriod>,
     makespan_us: Option<f64>,
     proofs: Vec<JsonProof<'a>>,
+    work: Option<JsonWork>,
     /// Keys of the spec that can be analysed only; memory is estimated if there are any.
     analysis_only: Vec<&'static str>,
     latency: Option<Latency>,
     search: Option<crate::search::Json>,
+}
+
+/// How much there was to analyse, and how much was done.
+#[derive(Serialize)]
+struct JsonWork {
+    instructions: usize,
+    visited: u64,
 }
 
 #[derive(Serialize)]
@@ -236,6 +244,7 @@ pub fn json(
         }),
         makespan_us: facts.map(|f| f.makespan_ns as f64 / 1000.0),
         proofs: facts.map_or_else(Vec::new, |f| f.proofs.iter().map(json_proof).collect()),
+        work: analysed.map(|a| JsonWork { instructions: a.program.instructions(), visited: a.facts.work }),
         analysis_only: analysed.map_or_else(Vec::new, |a| a.spec.analysis_only().iter().map(|k| k.value).collect()),
         latency,
         search: analysed.and_then(|a| a.search.as_ref()).map(crate::search::Json::new),

@@ -10,6 +10,7 @@ use crate::time::{Costs, Timed, watch};
 use crate::versions::{StageVersions, versions_at};
 use artifact::stream::{Op, Policy, Program, Stream};
 use artifact::verify::{Proved, Violation, prove};
+use artifact::work;
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::Schedule;
 use dsl::spec::{At, Correction, Spec};
@@ -110,6 +111,12 @@ pub fn analyse_proved(
     subject: &Subject,
     costs: &Costs,
 ) -> (Facts, Vec<Diagnostic>) {
+    let ((facts, diagnostics), visited) = work::counted(|| found(program, proved, subject, costs));
+    (Facts { work: proved.visited + visited, ..facts }, diagnostics)
+}
+
+/// The facts, but for the work.
+fn found(program: &Program, proved: &Proved, subject: &Subject, costs: &Costs) -> (Facts, Vec<Diagnostic>) {
     let versions = versions_at(program, &proved.places, subject.boundary);
     let (steady, alone) = times(program, proved, costs);
     let findings = Findings { program, costs, versions, steady, alone };
@@ -122,6 +129,7 @@ pub fn analyse_proved(
         period_ns: findings.steady.period_ns(),
         makespan_ns: findings.alone.makespan_ns(),
         proofs,
+        work: 0,
     };
     (facts, diagnostics)
 }
@@ -142,7 +150,8 @@ fn times(program: &Program, proved: &Proved, costs: &Costs) -> (Steady, Alone) {
 fn refused(subject: &Subject, program: &Program, violations: &[Violation]) -> (Facts, Vec<Diagnostic>) {
     let by = violations.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
     let proof = Proof { claim: "the streams are sound".into(), holds: false, by };
-    let facts = Facts { ranks: Vec::new(), stages: Vec::new(), period_ns: 0, makespan_ns: 0, proofs: vec![proof] };
+    let facts =
+        Facts { ranks: Vec::new(), stages: Vec::new(), period_ns: 0, makespan_ns: 0, proofs: vec![proof], work: 0 };
     let found = violations.iter().take(1).map(|v| expand::refused(subject.schedule, &subject.shape, program, v));
     (facts, found.collect())
 }
@@ -220,6 +229,7 @@ fn ranks(findings: &Findings) -> Vec<RankFacts> {
 /// Most micro-batches between the start of F and the end of B (W) at once. The period begins as many as it ends, so its
 /// first repetition shows the maximum; runs that end have no more.
 pub(crate) fn in_flight(stream: &Stream) -> u32 {
+    work::visit(stream.prologue.len() + stream.period.len());
     let (mut now, mut most) = (0u32, 0);
     for i in stream.prologue.iter().chain(&stream.period) {
         match i.op {

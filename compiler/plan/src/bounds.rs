@@ -5,7 +5,7 @@ use crate::analyse::{Findings, Subject};
 use crate::expand::{expand, origin, streams};
 use crate::facts::Proof;
 use crate::order::{self, ACTIONS_MAX};
-use crate::steady::steady;
+use crate::steady::{Steady, steady};
 use crate::time::run;
 use crate::versions::{Measure, StageVersions, versions};
 use dsl::diag::{Diagnostic, Label};
@@ -253,12 +253,24 @@ fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
         // However many micro-batches there are, that rank waits for the busiest.
         return EVEN.into();
     }
-    let satisfied = |accumulate: u32| {
+    let at = |accumulate: u32| {
         let shape = Shape { accumulate, ..subject.shape };
         let program = streams(subject.schedule, &shape).ok()?;
-        let steady = steady(&program, findings.costs)?;
-        Some((0..program.streams.len()).all(|r| steady.bubble(r) <= asked))
+        steady(&program, findings.costs)
     };
+    let satisfied = |accumulate: u32| Some(at(accumulate)?.worst() <= asked);
+    let flush = subject.schedule.update == Update::Flush;
+    if !flush && at(k.saturating_mul(2)).is_none_or(|twice| twice.worst() >= findings.steady.worst()) {
+        // Updates take no time of their own, so how many micro-batches there are for each changes nothing.
+        return EVEN.into();
+    }
+    if flush && !reachable(subject.shape.ranks, k, asked, at) {
+        return format!(
+            "no accumulate gives a bubble <= {} with `{}`; a schedule with `update local`, such as async_1f1b, has no drain",
+            percent(asked),
+            subject.schedule.name
+        );
+    }
     let most = (ACTIONS_MAX / 256 / u64::from(subject.shape.ranks).max(1)) as u32;
     let (mut below, mut above) = (0, k.max(1));
     while satisfied(above) == Some(false) && above < most {
@@ -285,6 +297,23 @@ fn solve_bubble(subject: &Subject, findings: &Findings, asked: f64) -> String {
         }
     }
     format!("the smallest accumulate with bubble <= {} is {smallest} (it is {k})", percent(asked))
+}
+
+/// Whether more micro-batches an update, `k` so far, can bring the bubble to `asked`. Beyond the ramps a flush takes a time for its
+/// filling and draining, and one for each micro-batch, which two lengths tell: what is left of the bubble without the
+/// former is its limit.
+fn reachable(ranks: u32, k: u32, asked: f64, at: impl Fn(u32) -> Option<Steady>) -> bool {
+    let short = k.saturating_mul(ranks.saturating_mul(2).div_ceil(k).max(1));
+    let long = short.saturating_mul(2);
+    let (Some(first), Some(second)) = (at(short), at(long)) else { return true };
+    let time = |steady: &Steady| steady.total_ns as f64 / steady.repetitions as f64;
+    let (first_ns, second_ns) = (time(&first), time(&second));
+    let each_ns = (second_ns - first_ns) / f64::from(long - short);
+    let ends_ns = first_ns - each_ns * f64::from(short);
+    let least = first.busy_ns.iter().min().copied().unwrap_or(0) as f64 / f64::from(short);
+    // With ends of some time, the limit is not reached but only come near to.
+    let spare = least - (1.0 - asked) * each_ns;
+    if ends_ns > first_ns * 1e-9 { spare > each_ns * 1e-9 } else { spare >= -each_ns * 1e-9 }
 }
 
 fn percent(fraction: f64) -> String {

@@ -10,6 +10,7 @@
 
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
 use artifact::stream::{Op, Program};
+use artifact::work;
 
 /// When each micro-batch is done with, by stage and micro-batch.
 struct Times {
@@ -66,6 +67,8 @@ impl Times {
                     now[rank] = end;
                     next[rank] += 1;
                 }
+                // The one that it stops at too.
+                work::visit(next[rank] - begin + 1);
                 moved |= next[rank] > begin;
             }
             if !moved {

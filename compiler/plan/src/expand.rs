@@ -20,6 +20,7 @@ use crate::{buffers, policy};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Proved, Violation, prove};
+use artifact::work;
 use dsl::diag::Diagnostic;
 use dsl::schedule::{Action, Place, Schedule, Update};
 
@@ -36,8 +37,11 @@ pub fn expand(schedule: &Schedule, shape: Shape) -> Result<Program, Vec<Diagnost
 /// # Errors
 /// As [`expand`].
 pub fn expand_proved(schedule: &Schedule, shape: Shape) -> Result<(Program, Proved), Vec<Diagnostic>> {
-    let program = streams(schedule, &shape).map_err(|d| vec![d])?;
-    sound(schedule, &shape, program)
+    let (proved, visited) = work::counted(|| {
+        let program = streams(schedule, &shape).map_err(|d| vec![d])?;
+        sound(schedule, &shape, program)
+    });
+    proved.map(|(program, proved)| (program, Proved { visited, ..proved }))
 }
 
 /// Puts the program of a table, read as `schedule`, under the policy of `shape`.
@@ -254,6 +258,7 @@ fn with_sends(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
 
 /// A rank's flush with the receives that [`posts`] placed.
 fn flush(program: &Program, line: &Line, mut sources: Vec<Source>) -> Stream {
+    work::visit(line.period.len());
     let mut period = Vec::with_capacity(3 * line.period.len());
     let mut post = |period: &mut Vec<Instr>, position| {
         sources.iter_mut().for_each(|source| period.extend_from_slice(source.until(position)));
@@ -278,6 +283,7 @@ fn unbounded(program: &Program, line: &Line, stage: u32) -> Stream {
     .flatten()
     .collect();
     let place = |items: &[Item]| {
+        work::visit(items.len());
         let mut placed = Vec::with_capacity(items.len() * 3);
         for item in items {
             placed.extend(with_sends(program, item));

@@ -48,4 +48,6 @@ pub struct Facts {
     pub period_ns: u64,
     pub makespan_ns: u64,
     pub proofs: Vec<Proof>,
+    /// Instructions visited by expansion, proof and analyses, each time again: see [`artifact::work`].
+    pub work: u64,
 }

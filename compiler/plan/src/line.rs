@@ -2,6 +2,7 @@
 
 use crate::order::Act;
 use artifact::stream::{Accumulation, Op};
+use artifact::work;
 use dsl::schedule::Action;
 use std::collections::VecDeque;
 
@@ -27,6 +28,7 @@ pub struct Line {
 impl Line {
     /// One flush: all updates at its end. `stages` are the rank's, by chunk.
     pub fn flush(acts: &[Act], stages: &[u32], accumulate: u64) -> Line {
+        work::visit(acts.len());
         let mut period: Vec<Item> = acts.iter().map(|act| item(act, stages[act.chunk as usize], accumulate)).collect();
         period.extend(stages.iter().map(|stage| Item { op: Op::U, stage: *stage, mb: 0 }));
         Line { prologue: Vec::new(), period, microbatches: accumulate, updates: 1, flush: true }
@@ -35,6 +37,7 @@ impl Line {
     /// A run without end of one stage: an update right after the last weight gradient that it needs.
     pub fn local(prologue: &[Act], period: &[Act], stage: u32, microbatches: u64, accumulate: u64) -> Line {
         let place = |acts: &[Act]| {
+            work::visit(acts.len());
             let mut items = Vec::with_capacity(acts.len() + acts.len() / accumulate as usize);
             for act in acts {
                 let done = item(act, stage, accumulate);
@@ -91,6 +94,7 @@ impl Line {
     pub fn slots(&self, hands_over: impl Fn(usize) -> bool, needs: &mut [Needs]) {
         let mut released = vec![0; needs.len()];
         let repetitions = if self.flush { 1 } else { self.repetitions() };
+        work::visit(self.prologue.len() + repetitions as usize * self.period.len());
         for i in self.run(repetitions).filter(|i| i.op != Op::U) {
             let s = i.stage as usize;
             let taken = |stage: usize, most: &mut u32, released: &[u64]| {

@@ -11,6 +11,7 @@
 
 use crate::Shape;
 use crate::expr::{self, Cycle, Fault, Scope};
+use artifact::work;
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::{Action, Backward, Expr, Phase, PhaseKind, Place, Schedule, Sequence, Step};
 
@@ -70,6 +71,7 @@ pub fn finite(
     }
     walk.complete(microbatches)?;
     *budget = walk.budget;
+    work::visit(walk.acts.len());
     Ok(walk.acts)
 }
 
@@ -79,7 +81,10 @@ pub fn short_warmup(schedule: &Schedule, shape: &Shape, rank: u32, microbatches:
     let last = schedule.order.iter().rposition(|phase| matches!(phase.kind, PhaseKind::Warmup(_)))?;
     let mut walk = Walk::new(schedule, shape, rank, Some(microbatches)).ok()?;
     walk.budget = ACTIONS_MAX;
-    (0..).zip(&schedule.order[..=last]).find_map(|(index, phase)| walk.phase(phase, index, microbatches).ok()?)
+    let short =
+        (0..).zip(&schedule.order[..=last]).find_map(|(index, phase)| walk.phase(phase, index, microbatches).ok()?);
+    work::visit(walk.acts.len());
+    short
 }
 
 /// Performs the order of `rank` up to its steady state.
@@ -164,6 +169,7 @@ impl Unbounded<'_> {
                 self.round += 1;
             }
         }
+        work::visit(self.walk.acts.len());
         let period = self.walk.acts.split_off(begin);
         Ok((self.walk.acts, period, self.walk.budget))
     }

@@ -11,6 +11,7 @@
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
 use artifact::ids::StageId;
 use artifact::stream::{Instr, Op, Program, RingSizes};
+use artifact::work;
 
 /// The receives that a rank posts for what one other rank sends, in that order.
 #[derive(Clone, Debug, Default)]
@@ -60,6 +61,7 @@ fn sent(program: &Program, lines: &[Line]) -> Vec<Vec<Source>> {
     for (sender, line) in lines.iter().enumerate() {
         // By stage: where the rank's receivers keep what it sends.
         let at = |receiver: usize| senders[receiver].binary_search(&sender).expect("a border lies between them");
+        work::visit(line.period.len());
         for item in &line.period {
             for receive in messages(program, item) {
                 let receiver = program.rank_of_stage[receive.stage.index()].index();
@@ -94,6 +96,7 @@ impl Places {
         let empty = || vec![0; stages * microbatches];
         let mut places = Places { microbatches, forward: empty(), backward: empty(), release: empty() };
         for line in lines {
+            work::visit(line.period.len());
             for (position, item) in (1..).zip(&line.period) {
                 let at = item.stage as usize * microbatches + item.mb as usize;
                 for (of, list) in [
@@ -137,6 +140,7 @@ fn positions(program: &mut Program, places: &Places, receives: &[Instr]) -> Vec<
     let mut held: (u32, usize) = (0, 0);
     while found.len() < receives.len() {
         let at = found.len();
+        work::visit(1);
         let receive = &receives[at];
         let free = places.free(receive, *slots(&mut program.rings[receive.stage.index()], receive.op));
         if free > held.0 {

@@ -17,6 +17,7 @@ use crate::time::{Clock, Costs, Side, Timed};
 use artifact::stream::{Program, Stream};
 use artifact::verify::execute::Window;
 use artifact::verify::prove;
+use artifact::work;
 
 /// Time of a repetition in the steady state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,11 @@ impl Steady {
     /// Time of one repetition, rounded up.
     pub fn period_ns(&self) -> u64 {
         self.total_ns.div_ceil(self.repetitions)
+    }
+
+    /// The largest bubble of a rank.
+    pub fn worst(&self) -> f64 {
+        (0..self.busy_ns.len()).map(|rank| self.bubble(rank)).fold(0.0, f64::max)
     }
 
     /// 1 - work/period of a rank.
@@ -106,6 +112,7 @@ impl<'a> Pace<'a> {
     pub fn steady(mut self) -> Option<Steady> {
         let busy = |s: &Stream| s.period.iter().fold(0u64, |sum, i| sum.saturating_add(self.costs.of(i.op, i.stage)));
         let busy_ns = self.program.streams.iter().map(busy).collect();
+        work::visit(self.program.streams.iter().map(|s| s.period.len()).sum());
         if let Some((total_ns, repetitions)) = self.settle() {
             return Some(Steady { total_ns, repetitions, exact: true, busy_ns });
         }

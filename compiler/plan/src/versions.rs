@@ -18,6 +18,7 @@ use artifact::stream::{Policy, Program};
 use artifact::verify::index::Places;
 use artifact::verify::versions::Versions;
 use artifact::verify::{StageIndex, Violation};
+use artifact::work;
 
 /// A micro-batch that shows a measure's maximum; the first such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +94,7 @@ impl Counter<'_> {
         let all = (0..step).all(|residue| {
             // From update `most` on the delay must be all of it, so the steady one is looked for no earlier.
             let transient = f.lead(residue).max((most * accumulate).div_ceil(step));
+            work::visit(transient as usize + 1);
             (0..=transient).all(|turn| as_said(residue + turn * step, turn == transient))
         });
         all.then_some(most)
@@ -107,6 +109,7 @@ impl Counter<'_> {
         for residue in 0..step {
             let transient = f.lead(residue).max(self.index.input_gradient.lead(residue)) + self.first;
             for turn in 0..=transient {
+                work::visit(1);
                 let m = residue + turn * step;
                 if m >= limit {
                     break;

@@ -18,3 +18,4 @@ mod specs;
 mod sweep;
 mod tables;
 mod weights;
+mod work;

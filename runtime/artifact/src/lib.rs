@@ -9,3 +9,4 @@ pub mod program;
 pub mod stream;
 pub mod structure;
 pub mod verify;
+pub mod work;

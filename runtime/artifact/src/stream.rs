@@ -173,6 +173,11 @@ pub struct Program {
 }
 
 impl Program {
+    /// Instructions of all streams.
+    pub fn instructions(&self) -> usize {
+        self.streams.iter().map(|s| s.prologue.len() + s.period.len()).sum()
+    }
+
     /// Whether `stage` and the one after it exist and lie on the same rank: they hand over (see the module's text).
     pub fn hands_over(&self, stage: usize) -> bool {
         self.rank_of_stage.get(stage).is_some_and(|rank| self.rank_of_stage.get(stage + 1) == Some(rank))

@@ -42,6 +42,7 @@ pub mod versions;
 
 use crate::ids::{RankId, StageId};
 use crate::stream::{Instr, Program, Stream};
+use crate::work;
 use execute::{Stuck, Window};
 use index::{Kind, Places};
 use std::collections::HashSet;
@@ -92,8 +93,8 @@ pub fn verify(program: &Program) -> Result<(), Vec<Violation>> {
 pub struct Proved {
     pub places: Places,
     pub window: Window,
-    /// Instructions that were performed to show that there is no deadlock.
-    pub steps: u64,
+    /// Instructions visited to find it, and by what made the program where that is counted too: see [`work`].
+    pub visited: u64,
 }
 
 /// Checks every invariant of the module's text.
@@ -102,6 +103,11 @@ pub struct Proved {
 /// What is broken, at most one for each stage (or pair of ranks) and invariant. Later invariants build on earlier ones:
 /// the first that is broken ends the check.
 pub fn prove(program: &Program) -> Result<Proved, Vec<Violation>> {
+    let (proved, visited) = work::counted(|| checked(program));
+    proved.map(|(places, window)| Proved { places, window, visited })
+}
+
+fn checked(program: &Program) -> Result<(Places, Window), Vec<Violation>> {
     let found = |violations: Vec<Violation>| if violations.is_empty() { Ok(()) } else { Err(violations) };
     shape(program).map_err(|what| vec![Violation::Shape(what)])?;
     found(placement(program))?;
@@ -116,8 +122,8 @@ pub fn prove(program: &Program) -> Result<Proved, Vec<Violation>> {
     found(versions::check(program, &Versions::of(program, &stages)))?;
     found(transfers::check(program))?;
     let deadlock = |stuck| vec![Violation::Deadlock(stuck)];
-    let (window, steps) = execute::deadlock_free(program, &places).map_err(deadlock)?;
-    Ok(Proved { places, window, steps })
+    let window = execute::deadlock_free(program, &places).map_err(deadlock)?;
+    Ok((places, window))
 }
 
 fn shape(program: &Program) -> Result<(), String> {
@@ -168,6 +174,7 @@ fn placement(program: &Program) -> Vec<Violation> {
         };
         Some(Violation::Placement { rank, stage: i.stage, op, why })
     };
+    work::visit(program.instructions());
     let first_wrong =
         |(rank, s): (usize, &Stream)| s.prologue.iter().chain(&s.period).find_map(|i| wrong(RankId(rank as u32), i));
     program.streams.iter().enumerate().filter_map(first_wrong).collect()

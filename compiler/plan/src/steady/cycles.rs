@@ -13,6 +13,7 @@
 use crate::time::Costs;
 use artifact::stream::{Op, Program};
 use artifact::verify::index::Kind;
+use artifact::work;
 
 /// Most improvements; policy iteration needs a few.
 const ROUNDS_MAX: usize = 10_000;
@@ -59,6 +60,7 @@ impl Graph {
                 node += 1;
             }
         }
+        work::visit(2 * node);
         let finder = Finder { program, costs, at, step };
         let mut waits = Vec::with_capacity(node);
         for stream in &program.streams {
@@ -193,6 +195,7 @@ fn first_picks(graph: &Graph) -> Option<Vec<usize>> {
     }
     let (mut ends, mut pick) = (vec![0i128; count], vec![0; count]);
     for _ in 0..TIMED {
+        work::visit(count);
         let before = ends.clone();
         for node in &order {
             let end = |edge: &Edge| edge.time + if edge.shift == 0 { ends[edge.from] } else { before[edge.from] };
@@ -222,6 +225,7 @@ impl Policy {
     /// Follows the picks to their cycles. None at a cycle of no positive shift.
     fn evaluate(&mut self, graph: &Graph) -> Option<()> {
         const NEW: usize = usize::MAX;
+        work::visit(graph.waits.len());
         let mut seen = vec![NEW; graph.waits.len()];
         for start in 0..graph.waits.len() {
             let mut path = Vec::new();
@@ -260,6 +264,7 @@ impl Policy {
     /// changed.
     fn improve(&mut self, graph: &Graph) -> bool {
         let mut changed = false;
+        work::visit(2 * graph.waits.len());
         for (node, edges) in graph.waits.iter().enumerate() {
             for (number, edge) in edges.iter().enumerate() {
                 let chosen = graph.waits[node][self.pick[node]].from;

@@ -23,6 +23,7 @@
 use super::index::{Index, Kind, Places};
 use crate::ids::{RankId, StageId};
 use crate::stream::{Instr, Op, Program, Stream};
+use crate::work;
 use std::collections::HashMap;
 
 /// An instruction performed by an [`Execution`].
@@ -139,6 +140,7 @@ impl Window {
         for burst in &self.bursts {
             let rank = burst.rank as usize;
             let (stream, cursor) = (&program.streams[rank], &mut cursors[rank]);
+            work::visit(burst.count as usize);
             for _ in 0..burst.count {
                 perform(&Event::at(stream, rank, *cursor, &stream.period[cursor.position]));
                 cursor.position += 1;
@@ -239,6 +241,8 @@ impl<'a> Execution<'a> {
             for rank in 0..self.cursors.len() {
                 self.advance(rank, last, &mut perform);
             }
+            // A rank that could not go on was looked at too.
+            work::visit((self.steps - before) as usize + self.cursors.len());
             if self.steps == before {
                 return;
             }
@@ -401,11 +405,11 @@ pub enum Stuck {
 }
 
 /// Proves that no run of any length gets stuck. See the module's text. Work is linear in the program's size.
-/// The window that repeats, and the instructions performed to find it.
+/// The window that repeats.
 ///
 /// # Errors
 /// The cycle of waiting ranks, or that the proof was not found.
-pub fn deadlock_free(program: &Program, places: &Places) -> Result<(Window, u64), Stuck> {
+pub fn deadlock_free(program: &Program, places: &Places) -> Result<Window, Stuck> {
     let mut execution = Execution::new(program, places, Extent::Unbounded);
     let size: usize = program.streams.iter().map(|s| s.prologue.len() + s.period.len()).sum();
     let steps_max = (1 << 20) + 64 * size as u64;
@@ -422,7 +426,7 @@ pub fn deadlock_free(program: &Program, places: &Places) -> Result<(Window, u64)
         // Without a prologue no operation has a lead: coverage says so.
         let complete = last == 1 && slowest == 0 && program.streams.iter().all(|s| s.prologue.is_empty());
         if complete || lags == previous && last > slowest + in_force(program, slowest) {
-            return Ok((Window { starts, bursts: std::mem::take(&mut execution.bursts) }, execution.steps()));
+            return Ok(Window { starts, bursts: std::mem::take(&mut execution.bursts) });
         }
         previous = lags;
         if execution.steps() > steps_max || execution.steps() == before && last > 0 {

@@ -22,6 +22,7 @@
 use super::Violation;
 use crate::ids::StageId;
 use crate::stream::{Instr, Op, Program, Stream};
+use crate::work;
 use std::collections::HashSet;
 
 /// What an instruction does, whatever its accumulation.
@@ -188,6 +189,7 @@ impl Index<'_> {
         let (rest, carried) = other.split(distance);
         if self.leads.is_empty() && other.leads.is_empty() {
             // What a later repetition performs is later.
+            work::visit(self.period.len());
             let later = if carried == 0 { &other.period[rest..] } else { &[] };
             return self.period.iter().zip(later).position(|(a, b)| a.position >= b.position).map(|m| m as u64);
         }
@@ -195,6 +197,7 @@ impl Index<'_> {
             let over = residue + rest >= self.period.len();
             let (later, more) = if over { (residue + rest - self.period.len(), 1) } else { (residue + rest, 0) };
             let last = self.turns(residue).max(other.turns(later));
+            work::visit(last as usize + 1);
             let wrong = |turn: &u64| self.place(residue, *turn) >= other.place(later, turn + carried + more);
             (0..=last).find(wrong).map(|turn| residue as u64 + turn * self.step)
         })
@@ -250,6 +253,8 @@ impl Places {
     }
 
     fn counted(program: &Program) -> Self {
+        // Here, and once each when the two kinds of sections are filled.
+        work::visit(2 * program.instructions());
         let mut ranges = vec![Range::default(); program.rank_of_stage.len() * Kind::ALL.len()];
         for stream in &program.streams {
             stream.period.iter().for_each(|i| ranges[slot(i)].counts.0 += 1);

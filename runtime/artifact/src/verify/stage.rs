@@ -4,6 +4,7 @@ use super::Violation;
 use super::index::{Index, Kind, Places};
 use crate::ids::StageId;
 use crate::stream::{Instr, Op, Program};
+use crate::work;
 use std::collections::HashSet;
 
 /// Where each operation of a stage is performed.
@@ -78,6 +79,7 @@ impl<'a> StageIndex<'a> {
         (0..step).find_map(|residue| {
             let (next, more) = if residue + k >= step { (residue + k - step, 1) } else { (residue + k, 0) };
             let last = w.turns(residue).max(w.turns(next)).max(u.turns(residue / k));
+            work::visit(last as usize + 1);
             let wrong = |turn: &u64| {
                 let update = u.place(residue / k, *turn);
                 w.place(residue, *turn) >= update || update >= w.place(next, turn + more)
@@ -159,9 +161,11 @@ pub(super) fn accumulation(program: &Program) -> Vec<Violation> {
     let mut marks = vec![Marks { fresh: true, before: None, wrong: None }; program.rank_of_stage.len()];
     for (rank, stream) in program.streams.iter().enumerate() {
         stream.prologue.iter().chain(&stream.period).for_each(|i| marks[i.stage.index()].see(i));
+        work::visit(stream.prologue.len() + stream.period.len());
         let mut stages = program.rank_of_stage.iter().filter(|home| home.index() == rank).count();
         let mut begun = HashSet::new();
         for i in stream.period.iter().filter(|i| matches!(i.op, Op::B(_) | Op::W(_) | Op::U)) {
+            work::visit(1);
             if stages == 0 {
                 break;
             }

@@ -4,6 +4,7 @@ use super::Violation;
 use super::index::Kind;
 use crate::ids::RankId;
 use crate::stream::{Instr, Program};
+use crate::work;
 
 /// A transfer: its channel, and the micro-batch.
 type Transfer = (u32, u32);
@@ -28,6 +29,7 @@ impl Side {
 
     /// The first transfer in which two sides differ, for ever.
     fn differs(&self, other: &Side, step: u64) -> Option<usize> {
+        work::visit(self.prologue.len() + self.period.len());
         if self.prologue == other.prologue && self.period == other.period {
             return None;
         }
@@ -76,6 +78,7 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
 /// The pairs of ranks whose sequences differ. Placement must hold.
 pub(super) fn check(program: &Program) -> Vec<Violation> {
     let (mut pairs, numbers) = pairs(program);
+    work::visit(program.instructions());
     for stream in &program.streams {
         for (list, in_period) in [(&stream.prologue, false), (&stream.period, true)] {
             for i in list {

@@ -13,6 +13,7 @@
 use super::index::{Count, Kind};
 use super::{StageIndex, Violation};
 use crate::stream::{Op, Policy, Program};
+use crate::work;
 
 /// The versions of one stage.
 pub struct Versions<'a> {
@@ -81,6 +82,7 @@ impl<'a> Versions<'a> {
         let (kind, step) = (self.index.backward(), f.step());
         let microbatches = (0..step as usize).flat_map(move |residue| {
             let turns = f.turns(residue).max(input_gradient.turns(residue));
+            work::visit(2 * (turns as usize + 1));
             (0..=turns).map(move |turn| residue as u64 + turn * step)
         });
         microbatches.flat_map(move |mb| {
@@ -94,6 +96,7 @@ impl<'a> Versions<'a> {
 /// By stage: the last weight gradients of updates.
 fn begun(program: &Program) -> Vec<Count> {
     let mut counts = vec![Count::default(); program.rank_of_stage.len()];
+    work::visit(program.instructions());
     for stream in &program.streams {
         let sections = [(&stream.prologue, false), (&stream.period, true)];
         for (section, in_period) in sections {
