@@ -13,7 +13,7 @@ pub struct SinkOperands {
     shape: Vec<u64>,
     /// Tensors that the sink only reads: `acc` and `w`, if any.
     pub inputs: Vec<&'static str>,
-    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`next` where `w` is only read) and the states.
+    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`w_out` where `w` is only read) and the states.
     pub outputs: Vec<&'static str>,
 }
 
@@ -83,14 +83,14 @@ impl SinkOperands {
 pub fn updated(rule: UpdateRule) -> (Vec<&'static str>, Vec<&'static str>) {
     let (read, weights) = match rule.writes {
         Writes::InPlace => (vec![], "w"),
-        Writes::Next => (vec!["w"], "next"),
+        Writes::Next => (vec!["w"], "w_out"),
     };
     (read, std::iter::once(weights).chain(rule.states()).collect())
 }
 
 /// The element that an output gets, as [`body`] names it: the weights are `%w_new`, wherever they go.
 pub fn new_value(output: &str) -> String {
-    format!("%{}_new", if output == "next" { "w" } else { output })
+    format!("%{}_new", if output == "w_out" { "w" } else { output })
 }
 
 /// The region text of a sink. Reads `parts` (the gradient's new parts, at least one), `%acc_el` where there is an accumulator,
