@@ -8,7 +8,7 @@ usage: python scripts/golden.py          (needs numpy and torch; `make golden`; 
 | adamw, sgd, odd, nadam | synchronous training: PyTorch's autograd and PyTorch's optimizer |
 | lion, signum, adan | the same with an optimizer that PyTorch lacks, written out from its authors' formula |
 | async_k1, async_k4, async_sgd | an asynchronous 1F1B pipeline of four stages, emulated event by event |
-| async_ef, async_ef_tau, async_nesterov, async_nesterov_stages, async_pipemare | the same emulator with updates that are corrected for their delay |
+| async_ef, async_ef_tau, async_nesterov, async_nesterov_stages, async_pipemare, async_pipemare_behind | the same emulator with updates that are corrected for their delay |
 | stash_k1, stash_k2 | the same emulator, where the backward pass reads the version that the forward pass read |
 | double_buffer_k3, double_buffer_k4 | the same, where both read the version before the one that their update is applied to |
 | recompute_k1 | the same, where the backward pass runs the forward pass again with the weights as they are |
@@ -158,7 +158,7 @@ def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype,
             continue
         dy = None if s == last else sent.pop((s, "B", m))
         read = version_at_f[s, m] if policy in ("stash", "double_buffer") else steppers[s].updates
-        params = versions[s][read] | kept.pop((s, m), {})
+        params = versions[s][read] | steppers[s].backward_params() | kept.pop((s, m), {})
         if policy == "recompute":
             _, saved[s, m] = stages[s].forward(*saved[s, m], params)
         dx, grads = stages[s].backward(dy, saved.pop((s, m)), params, 1.0 / tokens_per_update)
@@ -405,6 +405,7 @@ def main():
         ("async_nesterov", 1, steady, {"nesterov": {"momentum": 0.95}}),
         ("async_nesterov_stages", 1, NADAM, {"nesterov": {"momentum": 0.9, "by_stage": True}}),
         ("async_pipemare", 1, ADAMW, {"pipemare": {"anneal": 40}}),
+        ("async_pipemare_behind", 1, FAST_SGD, {"pipemare": {"discrepancy": 0.135}}),
     ):
         files[name] = corrected_case(name, accumulate, optimizer, correction)
     for name, accumulate, policy in (

@@ -345,6 +345,8 @@ class Optimizer:
         self.m, self.v, self.d, self.before = zeros(), zeros(), zeros(), None
         # The last update of each parameter, for error feedback.
         self.last = zeros()
+        # For PipeMare: the mean change of the weights, and what the backward pass reads.
+        self.change, self.moved_back = zeros(), {name: p.clone() for name, p in params.items()}
         # For Nesterov: weights before their look-ahead, now and one update ago.
         self.behind = {name: p.clone() for name, p in params.items()}
         self.behind_before = {name: p.clone() for name, p in params.items()}
@@ -354,7 +356,7 @@ class Optimizer:
     @torch.no_grad()
     def step(self, grads):
         lr = learning_rate(self.spec["lr"], self.updates)
-        if "pipemare" in self.spec:
+        if "anneal" in self.spec.get("pipemare", {}):
             left = 1 - min(self.updates / self.spec["pipemare"]["anneal"], 1)
             lr /= max(1, self.delay) ** left
         self.updates += 1
@@ -371,11 +373,20 @@ class Optimizer:
             if "nesterov" in self.spec and self.spec["kind"] != "nadam":
                 self.look_ahead(name, w, update, lr * decay)
                 continue
+            start = w.clone()
             if self.spec["kind"] == "adan":
                 w.sub_(update).div_(1 + lr * decay)
             else:
                 w.mul_(1 - lr * decay).sub_(update)
+            if "discrepancy" in self.spec.get("pipemare", {}) and self.delay > 0:
+                keep = self.spec["pipemare"]["discrepancy"] ** (1 / self.delay)
+                self.change[name] = keep * self.change[name] + (1 - keep) * (w - start)
+                self.moved_back[name] = w - self.delay * self.change[name]
         self.before = {name: g.clone() for name, g in grads.items()}
+
+    def backward_params(self):
+        """What the backward pass reads in place of the weights, if it does. Drift and delay are one in the emulated pipeline."""
+        return self.moved_back if "discrepancy" in self.spec.get("pipemare", {}) and self.delay > 0 else {}
 
     def look_ahead(self, name, w, update, decay):
         """The parameter w is the point that looks ahead, x + c (x - x before). Its gradient moves x; decay moves all by a share."""

@@ -178,7 +178,7 @@ pub fn analyse_program(
                 let copies: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
                 estimate = estimate_memory(&spec, model, shape, layers, &program, &copies, found);
             }
-            None => planned = Some(build(&spec, model, layers, &program, target, found)),
+            None => planned = Some(build(&spec, model, layers, &program, &facts, target, found)),
         }
     }
     Some(Analysed { layers, costs, program, facts, build: planned, estimate, target, search: None, spec })
@@ -284,11 +284,12 @@ fn build(
     model: &dsl::spec::Model,
     layers: &[Vec<Layer>],
     program: &Program,
+    facts: &Facts,
     target: Target,
     found: &mut Vec<Diagnostic>,
 ) -> Build {
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
-    let rules = rules(spec);
+    let rules = rules(spec, &facts.stages);
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
     let input = Input { dims, partition: layers, fuse: spec.pipeline.fuse.value, rules: &rules, program, target };
     let build = model::build::build(&input);
@@ -306,7 +307,7 @@ fn estimate_memory(
     versions: &[u32],
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Memory>> {
-    let states = rules(spec).states();
+    let states = rules(spec, &[]).states();
     let fuse = spec.pipeline.fuse.value;
     let input = estimate::Input { shape, partition: layers, program, fuse, states, versions };
     let memory = (versions.len() == layers.len()).then(|| estimate::memory(&input))?;
@@ -364,9 +365,9 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
     Ok((source, analysed))
 }
 
-/// The rules of the spec's updates.
-pub fn rules(spec: &Spec) -> Rules {
-    let asked = spec.staleness.correction.as_ref().map(|c| correction(c.value, &[]));
+/// The rules of the spec's updates, for stages of which these facts are known.
+pub fn rules(spec: &Spec, stages: &[StageFacts]) -> Rules {
+    let asked = spec.staleness.correction.as_ref().map(|c| correction(c.value, stages));
     Rules::of_spec(spec, asked.as_ref())
 }
 
@@ -375,7 +376,8 @@ pub fn correction(asked: dsl::spec::Correction, stages: &[StageFacts]) -> Correc
     use dsl::spec::Correction as Asked;
     match asked {
         Asked::ErrorFeedback { lambda, tau } => {
-            let proved = |s: &StageFacts| s.delay_uniform.expect("checked with the plan") as f64;
+            // A plan with mixed delays is refused.
+            let proved = |s: &StageFacts| s.delay_uniform.unwrap_or(s.delay.max) as f64;
             Correction::ErrorFeedback {
                 lambda,
                 delay: stages.iter().map(|s| tau.unwrap_or_else(|| proved(s))).collect(),
@@ -387,9 +389,12 @@ pub fn correction(asked: dsl::spec::Correction, stages: &[StageFacts]) -> Correc
             let of = |s: usize| momentum + (stages.len() - 1 - s) as f64 * more / stages.len() as f64;
             Correction::Nesterov { momentum: (0..stages.len()).map(of).collect() }
         }
-        Asked::PipeMare { anneal } => {
-            Correction::PipeMare { anneal, delay: stages.iter().map(|s| s.delay.mean).collect() }
-        }
+        Asked::PipeMare { anneal, discrepancy } => Correction::PipeMare {
+            anneal,
+            delay: stages.iter().map(|s| s.delay.mean).collect(),
+            discrepancy,
+            drift: stages.iter().map(|s| s.drift.mean).collect(),
+        },
     }
 }
 

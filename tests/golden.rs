@@ -194,13 +194,13 @@ fn a_double_buffer_equals_the_emulator() {
     by_policy("double_buffer_k4", "pipedream_2bw", [2; 4], [1; 4]);
 }
 
-/// An asynchronous run whose updates are corrected for their delay, with so many buffers of the optimizer's beside each weight.
-fn corrected(name: &str, states: u64) {
+/// An asynchronous run whose updates are corrected for their delay, with so many buffers of the optimizer's beside each weight, by rank.
+fn corrected(name: &str, states: [u64; 4]) {
     let golden = Golden::read(name);
     let project = Project::new(&golden.spec("async_1f1b", 4));
     let report = project.output(&["check", "spec.pace", "--format", "json"]);
     let report: Value = serde_json::from_str(&report).expect("JSON");
-    for rank in report["ranks"].as_array().expect("ranks") {
+    for (rank, states) in report["ranks"].as_array().expect("ranks").iter().zip(states) {
         let bytes = |region: &str| rank["memory"][region].as_u64().expect("a number");
         assert_eq!(bytes("optimizer"), states * bytes("weights"), "{name}");
     }
@@ -215,27 +215,33 @@ fn corrected(name: &str, states: u64) {
 /// The delay of every stage is proved and uniform.
 #[test]
 fn error_feedback_equals_the_emulator() {
-    corrected("async_ef", 3);
+    corrected("async_ef", [3; 4]);
 }
 
 /// With four micro-batches an update the delay is mixed, and given.
 #[test]
 fn error_feedback_for_a_given_delay_equals_the_emulator() {
-    corrected("async_ef_tau", 3);
+    corrected("async_ef_tau", [3; 4]);
 }
 
 #[test]
 fn nesterov_equals_the_emulator() {
-    corrected("async_nesterov", 2);
+    corrected("async_nesterov", [2; 4]);
 }
 
 /// NAdam looks ahead by itself: no buffer is added.
 #[test]
 fn nesterov_by_stage_equals_the_emulator() {
-    corrected("async_nesterov_stages", 2);
+    corrected("async_nesterov_stages", [2; 4]);
 }
 
 #[test]
 fn learning_rates_by_delay_equal_the_emulator() {
-    corrected("async_pipemare", 2);
+    corrected("async_pipemare", [2; 4]);
+}
+
+/// The last stage has no drift, and no copy for its backward passes.
+#[test]
+fn backward_passes_with_weights_moved_back_equal_the_emulator() {
+    corrected("async_pipemare_behind", [3, 3, 3, 1]);
 }

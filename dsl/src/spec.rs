@@ -257,8 +257,14 @@ pub enum Correction {
         momentum: f64,
         by_stage: bool,
     },
-    /// By learning rates that fall with the delay, in full at first and no more after `anneal` updates.
-    PipeMare { anneal: u64 },
+    /// By what is given of two.
+    PipeMare {
+        /// Learning rates that fall with the delay, in full at first and no more after so many updates.
+        anneal: Option<u64>,
+        /// Backward passes with weights moved back along their mean change, over the drift; of an update this share is left in
+        /// that mean when as many have passed.
+        discrepancy: Option<f64>,
+    },
 }
 
 /// Which weights the passes of a micro-batch read.

@@ -235,7 +235,7 @@ fn corrections_with_faults() {
         "nesterov }\noptimizer = lion {",
         "nesterov }\noptimizer = signum {",
         "pipemare",
-        "pipemare { anneal = 0 }",
+        "pipemare { anneal = 0, discrepancy = 1 }",
     ] {
         let line = format!("staleness {{ correction = {value} }}");
         let text = format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, accumulate = 4 }}\n{line}\n");

@@ -177,7 +177,8 @@ fn corrections() {
         ("nesterov { momentum = 0.5 }", "adamw { betas = (0, 0.95) }", nesterov(0.5, false)),
         ("nesterov { by_stage = on }", "nadam", nesterov(0.9, true)),
         ("nesterov { by_stage = on, momentum = 0.99 }", "nadam", nesterov(0.99, true)),
-        ("pipemare { anneal = 1000 }", "adan", Correction::PipeMare { anneal: 1000 }),
+        ("pipemare { anneal = 1000 }", "adan", Correction::PipeMare { anneal: Some(1000), discrepancy: None }),
+        ("pipemare { discrepancy = 0.135 }", "lion", Correction::PipeMare { anneal: None, discrepancy: Some(0.135) }),
     ] {
         let found = correction(&format!("correction = {text} }}\noptimizer = {optimizer}\nrequire {{"));
         assert_eq!(found.expect("given").value, expected, "{text}");

@@ -38,26 +38,32 @@ pub struct Terms {
     /// In place of the b1 of an optimizer that looks ahead by itself.
     momentum: Option<f64>,
     /// From [`HYPER_CORRECTION`] on.
-    factors: [f64; 2],
+    factors: [f64; 3],
 }
 
 impl Terms {
     /// Without a correction.
-    pub const NONE: Terms = Terms { rate: 1.0, momentum: None, factors: [0.0; 2] };
+    pub const NONE: Terms = Terms { rate: 1.0, momentum: None, factors: [0.0; 3] };
 
     /// Of a 0-based update of the run, the `since_empty`-th (from 0) since the pipeline was empty.
     pub fn of(correction: &Correction, stage: usize, since_empty: u64, update: u64) -> Self {
         match correction {
             Correction::ErrorFeedback { lambda, delay } => {
-                Terms { factors: [lambda * delay[stage].min(since_empty as f64), 0.0], ..Terms::NONE }
+                Terms { factors: [lambda * delay[stage].min(since_empty as f64), 0.0, 0.0], ..Terms::NONE }
             }
             Correction::Nesterov { momentum } => {
                 let c = momentum[stage];
-                Terms { momentum: Some(c), factors: [c, 1.0 - c], ..Terms::NONE }
+                Terms { momentum: Some(c), factors: [c, 1.0 - c, 0.0], ..Terms::NONE }
             }
-            Correction::PipeMare { anneal, delay } => {
-                let left = 1.0 - (update as f64 / *anneal as f64).min(1.0);
-                Terms { rate: libm::pow(delay[stage].max(1.0), -left), ..Terms::NONE }
+            Correction::PipeMare { anneal, delay, discrepancy, drift } => {
+                let left = anneal.map_or(0.0, |updates| 1.0 - (update as f64 / updates as f64).min(1.0));
+                let rate = libm::pow(delay[stage].max(1.0), -left);
+                let behind = drift[stage];
+                let factors = discrepancy.filter(|_| behind > 0.0).map_or([0.0; 3], |discrepancy| {
+                    let c = libm::pow(discrepancy, 1.0 / behind);
+                    [c, 1.0 - c, behind]
+                });
+                Terms { rate, factors, ..Terms::NONE }
             }
         }
     }
@@ -68,7 +74,7 @@ pub fn vectors(optimizer: &Optimizer, schedule: &LearningRate, update: u64, term
     let lr = learning_rate(schedule, update) * terms.rate;
     let mut vector = [0.0; HYPER_LEN];
     vector[HYPER_KEPT] = 1.0;
-    vector[HYPER_CORRECTION..][..2].copy_from_slice(&terms.factors);
+    vector[HYPER_CORRECTION..][..3].copy_from_slice(&terms.factors);
     let optimizer = match *optimizer {
         Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
             Optimizer::NAdam { beta1: terms.momentum.unwrap_or(beta1), beta2, eps, momentum_decay, decay }
@@ -234,12 +240,17 @@ mod tests {
 
     #[test]
     fn learning_rates_grow_to_the_schedule_s_where_gradients_are_late() {
-        let correction = Correction::PipeMare { anneal: 100, delay: vec![4.0, 0.25] };
+        let delay = vec![4.0, 0.25];
+        let correction =
+            Correction::PipeMare { anneal: Some(100), drift: delay.clone(), delay, discrepancy: Some(0.25) };
         let rate = |stage, update| Terms::of(&correction, stage, 7, update).rate;
         for (update, expected) in [(0, 0.25), (50, 0.5), (100, 1.0), (1000, 1.0)] {
             assert!((rate(0, update) - expected).abs() < 1e-15, "update {update}");
             assert_eq!(rate(1, update), 1.0);
         }
+        let [c, rest, behind] = Terms::of(&correction, 0, 7, 0).factors;
+        assert!((c - 0.25f64.sqrt().sqrt()).abs() < 1e-15);
+        assert_eq!((c + rest, behind), (1.0, 4.0));
     }
 
     #[test]

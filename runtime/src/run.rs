@@ -126,11 +126,17 @@ fn ranks(manifest: &Manifest, seed: u64, start: Option<&Weights>) -> Result<Vec<
 
 fn rank(manifest: &Manifest, id: RankId, seed: u64, start: Option<&Weights>) -> Result<Rank, RunError> {
     let mut rank = Rank::new(manifest, id)?;
-    for param in manifest.stages.iter().filter(|s| s.rank == id).flat_map(|s| &s.params) {
-        let out = rank.arena.view_mut::<f32>(&param.weight, 0);
-        match start {
-            Some(weights) => weights.copy(&param.name, out),
-            None => init::fill(seed, &param.name, param.init, out),
+    for stage in manifest.stages.iter().filter(|s| s.rank == id) {
+        for param in &stage.params {
+            let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
+            let copy = param.state.last().filter(|_| rule.reads_behind());
+            for place in [&param.weight].into_iter().chain(copy) {
+                let out = rank.arena.view_mut::<f32>(place, 0);
+                match start {
+                    Some(weights) => weights.copy(&param.name, out),
+                    None => init::fill(seed, &param.name, param.init, out),
+                }
+            }
         }
     }
     Ok(rank)

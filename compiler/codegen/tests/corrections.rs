@@ -26,13 +26,17 @@ impl<'a> Descent<'a> {
     }
 
     fn update(&mut self, hyper: &[f32]) -> &[f32] {
-        let seen = self.before.remove(0);
-        let gradient = seen.iter().zip(self.curvature).map(|(w, c)| w * *c as f32).collect();
+        let gradient = self.before[0].iter().zip(self.curvature).map(|(w, c)| w * *c as f32).collect();
+        self.update_by(gradient, hyper)
+    }
+
+    fn update_by(&mut self, gradient: Vec<f32>, hyper: &[f32]) -> &[f32] {
         let lists = [&[gradient], &self.parameter[..], &[hyper.to_vec()]].concat();
         let after = self.kernel.call(&lists.into_iter().map(Data::F32).collect::<Vec<_>>());
         for (p, after) in self.parameter.iter_mut().zip(&after[1..]) {
             *p = after.f32().to_vec();
         }
+        self.before.remove(0);
         self.before.push(self.parameter[0].clone());
         &self.parameter[0]
     }
@@ -110,6 +114,39 @@ fn nesterov_follows_its_formula() {
                 ahead.split_off(1)
             },
         );
+    }
+}
+
+/// PipeMare's own model of a discrepancy: the gradient is (c + p) w_f - p w_b, with w_f the weights some updates before and w_b = w - F d,
+/// the copy that the backward pass reads, where d is the running average of the weights' changes.
+#[test]
+fn the_copy_behind_follows_its_formula() {
+    let (lr, pull, keep) = (0.2, 0.5, 0.6);
+    let rule = corrected(OptimizerKind::Sgd, CorrectionKind::Discrepancy);
+    for drift in [1, 3] {
+        let mut hyper = sgd(0.0, lr, [keep, 1.0 - keep]);
+        hyper[14] = drift as f32;
+        let mut descent = Descent::new(rule, &CURVATURE, 1.0, drift);
+        *descent.parameter.last_mut().expect("states") = vec![1.0; CURVATURE.len()];
+        let start = [1.0, 1.0, 0.0];
+        let mut reference: Vec<Vec<[f64; 3]>> = CURVATURE.iter().map(|_| vec![start]).collect();
+        for k in 0..50 {
+            let behind = descent.parameter.last().expect("states").clone();
+            let seen = &descent.before[0];
+            let both = seen.iter().zip(&behind).zip(CURVATURE);
+            let gradient = both.map(|((f, b), c)| (c + pull) as f32 * f - pull as f32 * b).collect();
+            descent.update_by(gradient, &hyper);
+            for (past, c) in reference.iter_mut().zip(CURVATURE) {
+                let [w, behind, d] = past[k];
+                let next = w - lr * ((c + pull) * past[k - k.min(drift)][0] - pull * behind);
+                let d = keep * d + (1.0 - keep) * (next - w);
+                past.push([next, next - drift as f64 * d, d]);
+            }
+            for (found, which) in [(&descent.parameter[0], 0), (descent.parameter.last().expect("states"), 1)] {
+                let expected: Vec<f64> = reference.iter().map(|past| past[k + 1][which]).collect();
+                assert_close(&format!("drift {drift}, update {k}, {which}"), found, &expected, 3e-6);
+            }
+        }
     }
 }
 

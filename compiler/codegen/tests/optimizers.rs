@@ -13,6 +13,7 @@ pub fn rules() -> Vec<UpdateRule> {
         corrected(OptimizerKind::Sgd, CorrectionKind::ErrorFeedback),
         corrected(OptimizerKind::Adan, CorrectionKind::ErrorFeedback),
         corrected(OptimizerKind::Sgd, CorrectionKind::Nesterov),
+        corrected(OptimizerKind::Sgd, CorrectionKind::Discrepancy),
     ];
     OptimizerKind::STEPS.map(UpdateRule::plain).into_iter().chain(corrected).collect()
 }
@@ -36,6 +37,10 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
     match rule.correction {
         Some(CorrectionKind::ErrorFeedback) => h[12] = 1.5,
         Some(CorrectionKind::Nesterov) => h[12..14].copy_from_slice(&average(0.95)),
+        Some(CorrectionKind::Discrepancy) => {
+            h[12..14].copy_from_slice(&average(0.8));
+            h[14] = 2.5;
+        }
         None => {}
     }
     match rule.kind {
@@ -84,8 +89,8 @@ pub fn update(rule: UpdateRule, h: &[f64], g: f64, cells: &mut [f64]) {
     let (w, states) = cells.split_first_mut().expect("a weight");
     let (states, more) = states.split_at_mut(rule.kind.states().len());
     let step = step(rule.kind, h, g, states);
-    let taken = match (rule.correction, more) {
-        (None, []) => step,
+    let taken = match (rule.correction, &mut *more) {
+        (None, []) | (Some(CorrectionKind::Discrepancy), _) => step,
         (Some(CorrectionKind::ErrorFeedback), [last]) => step + h[12] * (step - std::mem::replace(last, step)),
         (Some(CorrectionKind::Nesterov), [ahead]) => {
             *ahead = h[12] * *ahead + h[13] * step;
@@ -93,7 +98,12 @@ pub fn update(rule: UpdateRule, h: &[f64], g: f64, cells: &mut [f64]) {
         }
         (other, _) => panic!("{other:?} has other states"),
     };
+    let before = *w;
     *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { h[7] * *w - taken };
+    if let (Some(CorrectionKind::Discrepancy), [delta, behind]) = (rule.correction, more) {
+        *delta = h[12] * *delta + h[13] * (*w - before);
+        *behind = *w - h[14] * *delta;
+    }
 }
 
 /// What the optimizer subtracts; updates its states.

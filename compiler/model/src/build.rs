@@ -48,11 +48,12 @@ pub struct Build {
 pub fn build(input: &Input) -> Build {
     let usages: Vec<Usage> = usages(input.program, input.partition.len());
     let plans: Vec<StagePlan> = input.partition.iter().zip(&usages).map(|(l, u)| plan_stage(input, l, u)).collect();
-    let plan_update = |(p, rings): (&StagePlan, &RingSizes)| {
+    let rules: Vec<Rules> = (0..plans.len()).map(|s| input.rules.on_stage(s)).collect();
+    let plan_update = |((p, rings), rules): ((&StagePlan, &RingSizes), &Rules)| {
         let writes = if rings.weights > 1 { Writes::Next } else { Writes::InPlace };
-        UpdatePlan::new(&p.forward_graph.params, input.rules, input.fuse, writes)
+        UpdatePlan::new(&p.forward_graph.params, rules, input.fuse, writes)
     };
-    let updates: Vec<UpdatePlan> = plans.iter().zip(&input.program.rings).map(plan_update).collect();
+    let updates: Vec<UpdatePlan> = plans.iter().zip(&input.program.rings).zip(&rules).map(plan_update).collect();
     let ranks = input.program.streams.len();
     let mut kernels = Kernels { target: input.target, list: Vec::new(), index: HashMap::new() };
     let mut stages: Vec<Option<Stage>> = vec![None; plans.len()];
@@ -60,7 +61,7 @@ pub fn build(input: &Input) -> Build {
     for rank in 0..ranks {
         let rank = RankId(rank as u32);
         let ids: Vec<usize> = (0..plans.len()).filter(|&s| input.program.rank_of_stage[s] == rank).collect();
-        let of = |&s: &usize| stage_input(input, &ids, s, (&plans[s], &updates[s]), &usages[s]);
+        let of = |&s: &usize| stage_input(input, &ids, s, (&plans[s], &updates[s], &rules[s]), &usages[s]);
         let inputs: Vec<StageInput> = ids.iter().map(of).collect();
         let rank_layout = layout(&inputs);
         let mut scratch_bytes = 0;
@@ -70,6 +71,7 @@ pub fn build(input: &Input) -> Build {
                 stage: s,
                 plan: &plans[s],
                 update: &updates[s],
+                rules: &rules[s],
                 layout: stage_layout,
                 rank: &rank_layout,
                 kernels: &mut kernels,
@@ -111,17 +113,17 @@ fn plan_stage(input: &Input, layers: &[Layer], usage: &Usage) -> StagePlan {
 
 /// `ids` are the stages of the rank.
 fn stage_input<'a>(
-    input: &Input<'a>,
+    input: &Input,
     ids: &[usize],
     s: usize,
-    (plan, update): (&'a StagePlan, &'a UpdatePlan),
+    (plan, update, rules): (&'a StagePlan, &'a UpdatePlan, &'a Rules),
     usage: &Usage,
 ) -> StageInput<'a> {
     let whole = Accumulation { first: true, last: true };
     StageInput {
         plan,
         rings: input.program.rings[s],
-        rules: input.rules,
+        rules,
         update,
         sums: usage.backward.iter().chain(&usage.weight).any(|&a| a != whole),
         before: ids.iter().position(|&other| other + 1 == s),
@@ -188,6 +190,7 @@ struct Lower<'a> {
     stage: usize,
     plan: &'a StagePlan,
     update: &'a UpdatePlan,
+    rules: &'a Rules,
     layout: &'a StageLayout,
     rank: &'a RankLayout,
     kernels: &'a mut Kernels,
@@ -218,7 +221,7 @@ impl Lower<'_> {
 
     /// The rule of a parameter's updates: where several versions are kept, they leave the newest as it is.
     fn rule(&self, param: &Param) -> UpdateRule {
-        UpdateRule { writes: self.update.writes, ..self.input.rules.of(&param.name, &param.shape).rule }
+        UpdateRule { writes: self.update.writes, ..self.rules.of(&param.name, &param.shape).rule }
     }
 
     fn versions(&self) -> u32 {
@@ -246,7 +249,7 @@ impl Lower<'_> {
 
     /// `a` matters to weight gradients only.
     fn step(&mut self, step: &Step, a: Accumulation) -> Call {
-        let mut args: Vec<Place> = step.operands().map(|v| self.operand(v)).collect();
+        let mut args: Vec<Place> = step.operands().map(|v| self.operand(step.part, v)).collect();
         if step.part == Part::Weight {
             let param = self.plan.derivative.gradients[&step.outputs[0]].index();
             let sink = self.sink(param, a);
@@ -256,10 +259,13 @@ impl Lower<'_> {
         self.call(step.op.clone(), args)
     }
 
-    /// Where a value is; of the weights the version that the micro-batch reads.
-    fn operand(&self, value: ValueId) -> Place {
+    /// Where a value is; of a weight what a pass of this part reads: the version of its micro-batch, or the copy of a correction.
+    fn operand(&self, part: Part, value: ValueId) -> Place {
         let place = self.layout.place(self.plan, value);
         match self.plan.homes[&value] {
+            Home::Param(id) if part != Part::Forward && self.rule(&self.layout.params[id.index()]).reads_behind() => {
+                *self.layout.params[id.index()].state.last().expect("the rule has states")
+            }
             Home::Param(_) if self.versions() > 1 => place.selected(Selector::Seen),
             _ => place,
         }

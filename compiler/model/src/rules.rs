@@ -16,6 +16,8 @@ pub struct Rules {
     /// The last one selects nothing and takes the rest; there is at least that one.
     groups: Vec<GroupRule>,
     pub clip: Option<Clip>,
+    /// By stage: whether backward passes meet newer weights than their forward passes; false beyond the list.
+    drifts: Vec<bool>,
 }
 
 /// The rule of a group.
@@ -37,7 +39,7 @@ impl Rules {
     /// `rest` is for parameters that no group selects.
     pub fn new(mut groups: Vec<GroupRule>, rest: GroupRule, clip: Option<Clip>) -> Self {
         groups.push(GroupRule { selectors: Vec::new(), ..rest });
-        Rules { groups, clip }
+        Rules { groups, clip, drifts: Vec::new() }
     }
 
     /// The spec's: its groups, then its optimizer for the rest; with the spec's correction, if it has one.
@@ -54,7 +56,16 @@ impl Rules {
         let selectors = |g: &Group| g.selectors.iter().map(|s| s.value.clone()).collect();
         let groups = spec.groups.iter().map(|g| group(selectors(g), g.optimizer.value)).collect();
         let clip = spec.clip.as_ref().map(|clip| clip.value);
-        Self::new(groups, group(Vec::new(), spec.optimizer.value), clip)
+        let stages = correction.map_or(0, |c| c.by_stage()[0].len());
+        let drifts = (0..stages).map(|s| correction.is_some_and(|c| c.has_drift(s))).collect();
+        Rules { drifts, ..Self::new(groups, group(Vec::new(), spec.optimizer.value), clip) }
+    }
+
+    /// As they are on one stage.
+    pub fn on_stage(&self, stage: usize) -> Self {
+        let drift = self.drifts.get(stage).copied().unwrap_or(false);
+        let group = |g: &GroupRule| GroupRule { rule: g.rule.under_drift(drift), ..g.clone() };
+        Rules { groups: self.groups.iter().map(group).collect(), ..self.clone() }
     }
 
     /// One rule for all.

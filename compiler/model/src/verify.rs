@@ -10,8 +10,8 @@
 //! 3. Two lasting buffers of a rank do not overlap, in any slot.
 //! 4. A temporary overlaps no lasting buffer.
 //! 5. Within a body, a temporary is read as it was written last: no other write touched its bytes in between.
-//! 6. Within a body, no call reads a weight, whichever version, after a call that updated it: a new version may take the place of the one
-//!    that the body reads.
+//! 6. Within a body, no call reads a weight, whichever version, or a state after a call that updated it: a new version may take the
+//!    place of the one that the body reads.
 //! 7. Within a call, what is written overlaps no other argument. The newest version of a weight and the one after it are different slots
 //!    of their ring. Of weights with several versions an update writes the next one, all else reads that of its micro-batch or the newest.
 //! 8. The regions of a rank's memory sum to its total.
@@ -104,7 +104,9 @@ fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> 
 }
 
 fn weights_before_updates(kernels: &[Kernel], stage: &Stage, body: &[Call]) -> Result<(), String> {
-    let weights: HashSet<u64> = stage.params.iter().map(|p| p.weight.offset).collect();
+    // The states too: a correction may have the backward pass read one of them.
+    let weights: HashSet<u64> =
+        stage.params.iter().flat_map(|p| p.state.iter().chain([&p.weight])).map(|p| p.offset).collect();
     let mut updated = HashSet::new();
     for call in body {
         for (place, access) in accesses(kernels, call) {

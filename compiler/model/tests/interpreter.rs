@@ -211,8 +211,8 @@ fn updated(rule: UpdateRule, h: &[f64], g: f64, values: &mut [f64]) {
         }
         (other, _) => panic!("{other:?} has other states"),
     };
-    let taken = match (rule.correction, more) {
-        (None, []) => step,
+    let taken = match (rule.correction, &mut *more) {
+        (None, []) | (Some(CorrectionKind::Discrepancy), _) => step,
         (Some(CorrectionKind::ErrorFeedback), [last]) => step + h[12] * (step - std::mem::replace(last, step)),
         (Some(CorrectionKind::Nesterov), [ahead]) => {
             *ahead = *ahead * h[12] + step * h[13];
@@ -220,7 +220,12 @@ fn updated(rule: UpdateRule, h: &[f64], g: f64, values: &mut [f64]) {
         }
         (other, _) => panic!("{other:?} has other states"),
     };
+    let before = *w;
     *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { *w * h[7] - taken };
+    if let (Some(CorrectionKind::Discrepancy), [delta, behind]) = (rule.correction, more) {
+        *delta = *delta * h[12] + (*w - before) * h[13];
+        *behind = *w - *delta * h[14];
+    }
 }
 
 fn embed(call: &mut Call, context: usize, width: usize) {

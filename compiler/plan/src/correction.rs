@@ -2,6 +2,7 @@
 
 use crate::analyse::Findings;
 use crate::facts::Proof;
+use crate::versions::{Measure, StageVersions};
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::{At, Correction};
 
@@ -22,12 +23,18 @@ pub(crate) fn check(
         // A momentum is something without delays too.
         Correction::Nesterov { by_stage: false, .. } => return,
     };
-    if findings.versions.iter().all(|v| v.delay.staleness.max == 0) {
-        let message = format!("`{name}` has no delay to correct for");
-        let found = Diagnostic::lint("P0331", asked.span.clone(), message).here("without effect");
-        let found = found.note("every gradient goes into an update of the weights that its forward pass read: proved");
-        diagnostics.push(found.help("remove it, or use a schedule with `update local`, such as async_1f1b"));
-    }
+    let none = |measure: fn(&StageVersions) -> Measure| findings.versions.iter().all(|v| measure(v).staleness.max == 0);
+    let (message, note) = if none(|v| v.delay) {
+        let note = "every gradient goes into an update of the weights that its forward pass read: proved";
+        (format!("`{name}` has no delay to correct for"), note)
+    } else if none(|v| v.drift) && matches!(asked.value, Correction::PipeMare { discrepancy: Some(_), .. }) {
+        let note = "every backward pass reads the weights that its forward pass read: proved";
+        ("`discrepancy` has no drift to correct for".into(), note)
+    } else {
+        return;
+    };
+    let found = Diagnostic::lint("P0331", asked.span.clone(), message).here("without effect").note(note);
+    diagnostics.push(found.help("remove it, or use a schedule with `update local`, such as async_1f1b"));
 }
 
 /// Error feedback for the proved delay needs all micro-batches of an update to have one.

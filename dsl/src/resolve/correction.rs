@@ -17,7 +17,7 @@ struct Known {
 const KNOWN: [Known; 3] = [
     Known { keys: Keys { block: "error_feedback", known: &["lambda", "tau"], later: &[] }, read: error_feedback },
     Known { keys: Keys { block: "nesterov", known: &["momentum", "by_stage"], later: &[] }, read: nesterov },
-    Known { keys: Keys { block: "pipemare", known: &["anneal"], later: &["discrepancy"] }, read: pipemare },
+    Known { keys: Keys { block: "pipemare", known: &["anneal", "discrepancy"], later: &[] }, read: pipemare },
 ];
 /// Corrections of the design that are not built.
 const LATER: [&str; 1] = ["dc_asgd"];
@@ -76,9 +76,14 @@ fn nesterov(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
 }
 
 fn pipemare(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
-    let updates = section.need(cx, "anneal", "anneal = 1000")?;
-    let updates = cx.count(updates, "anneal", 1..=u64::from(u32::MAX))?;
-    Some(Correction::PipeMare { anneal: updates.value })
+    let anneal = section.value(cx, "anneal").map(|v| cx.count(v, "anneal", 1..=u64::from(u32::MAX)));
+    let discrepancy = number(cx, section, "discrepancy", "above 0, below 1", |x| x > 0.0 && x < 1.0);
+    let (anneal, discrepancy) = (given(anneal)?.map(|at| at.value), given(discrepancy)?);
+    if anneal.is_none() && discrepancy.is_none() {
+        section.missing(cx, "anneal", "anneal = 1000` or `discrepancy = 0.135");
+        return None;
+    }
+    Some(Correction::PipeMare { anneal, discrepancy })
 }
 
 type Fits = fn(f64) -> bool;

@@ -30,7 +30,8 @@
 //! |---|---|---|
 //! | `ErrorFeedback` | u + lambda D (u - u of the update before), D the delay of the update in updates: 0 for the first, for it has none before it | a step of the optimistic gradient method |
 //! | `Nesterov` | (1-c) u + c a with a = c a + (1-c) u: then w is x + c (x - x of the update before), where x is what x = w - (1-c) u makes of it, without decay | Ajanthan et al. 2025 (arXiv 2505.01099) |
-//! | `PipeMare` | u with lr / max(1, D)^(1 - min(t/anneal, 1)) for lr, t from 0 and D the stage's mean delay | Yang et al. 2021 (arXiv 1910.05124), technique 1 |
+//! | `PipeMare`, anneal | u with lr / max(1, D)^(1 - min(t/anneal, 1)) for lr, t from 0 and D the stage's mean delay | Yang et al. 2021 (arXiv 1910.05124), technique 1 |
+//! | `PipeMare`, discrepancy | u; d = c d + (1-c) (what w has changed by), c = discrepancy^(1/F), F the stage's mean drift; the backward pass reads w - F d. Where F is 0 there is nothing of this | the same, technique 2 |
 //!
 //! `NAdam` looks ahead along its own momentum: under `Nesterov` its b1 is c, and there is no a.
 //!
@@ -51,8 +52,9 @@ use serde::{Deserialize, Serialize};
 /// | 8 | step along g (`NAdam`) or along d (`Adan`); `Mars`: gamma b1/(1-b1) |
 /// | 9, 10 | b3, 1-b3 |
 /// | 11 | 0 at the first update, then 1 |
-/// | 12 | lambda D of `ErrorFeedback`; c of `Nesterov` |
-/// | 13 | 1-c of `Nesterov` |
+/// | 12 | lambda D of `ErrorFeedback`; c of `Nesterov`, and of `PipeMare` |
+/// | 13 | 1-c of the same |
+/// | 14 | F of `PipeMare` |
 ///
 /// Those that an optimizer does not use are 0.
 pub const HYPER_LEN: usize = 16;
@@ -258,6 +260,16 @@ impl UpdateRule {
         self.kind.states().iter().chain(more).copied().collect()
     }
 
+    /// Whether the backward pass reads the last of the states in the weights' place.
+    pub fn reads_behind(self) -> bool {
+        self.correction == Some(CorrectionKind::Discrepancy)
+    }
+
+    /// The rule on a stage whose backward passes do, or do not, meet newer weights than its forward passes.
+    pub fn under_drift(self, drift: bool) -> Self {
+        UpdateRule { correction: self.correction.filter(|c| drift || *c != CorrectionKind::Discrepancy), ..self }
+    }
+
     /// As in kernels' names.
     pub fn name(self) -> String {
         let correction = self.correction.map_or("", CorrectionKind::suffix);
@@ -283,30 +295,38 @@ pub enum Correction {
     },
     #[serde(rename = "pipemare")]
     PipeMare {
-        /// Updates until learning rates are in full.
-        anneal: u64,
+        /// Updates until learning rates are in full; none: they are from the start.
+        anneal: Option<u64>,
         /// The proved mean.
         delay: Vec<f64>,
+        /// What is left of an update in the mean change of the weights after as many as the drift; none: that is not kept.
+        discrepancy: Option<f64>,
+        /// The proved mean.
+        drift: Vec<f64>,
     },
 }
 
 impl Correction {
-    /// What it adds to an update with this optimizer, if anything.
+    /// What it adds to an update with this optimizer, if anything; see [`UpdateRule::under_drift`].
     pub fn kind(&self, optimizer: OptimizerKind) -> Option<CorrectionKind> {
         match self {
             Correction::ErrorFeedback { .. } => Some(CorrectionKind::ErrorFeedback),
             Correction::Nesterov { .. } if optimizer == OptimizerKind::NAdam => None,
             Correction::Nesterov { .. } => Some(CorrectionKind::Nesterov),
-            Correction::PipeMare { .. } => None,
+            Correction::PipeMare { discrepancy, .. } => discrepancy.map(|_| CorrectionKind::Discrepancy),
         }
     }
 
-    /// By stage: what is corrected for, or how strongly.
-    pub fn by_stage(&self) -> &[f64] {
+    /// Whether a stage has drift to correct for.
+    pub fn has_drift(&self, stage: usize) -> bool {
+        matches!(self, Correction::PipeMare { drift, .. } if drift.get(stage).is_some_and(|&f| f > 0.0))
+    }
+
+    /// Lists by stage of what is corrected for, or how strongly.
+    pub fn by_stage(&self) -> Vec<&[f64]> {
         match self {
-            Correction::ErrorFeedback { delay: values, .. }
-            | Correction::Nesterov { momentum: values }
-            | Correction::PipeMare { delay: values, .. } => values,
+            Correction::ErrorFeedback { delay: values, .. } | Correction::Nesterov { momentum: values } => vec![values],
+            Correction::PipeMare { delay, drift, .. } => vec![delay, drift],
         }
     }
 }
@@ -316,14 +336,17 @@ impl Correction {
 pub enum CorrectionKind {
     ErrorFeedback,
     Nesterov,
+    Discrepancy,
 }
 
 impl CorrectionKind {
-    /// Buffers beside the optimizer's states, as [`OptimizerKind::states`]. `last` is the u of the update before, `ahead` is a.
+    /// Buffers beside the optimizer's states, as [`OptimizerKind::states`]. `last` is the u of the update before, `ahead` is a, `delta` is d and
+    /// `behind` w - F d, what the backward pass reads: the last of the states, and a copy of the weights at the start.
     pub fn states(self) -> &'static [&'static str] {
         match self {
             CorrectionKind::ErrorFeedback => &["last"],
             CorrectionKind::Nesterov => &["ahead"],
+            CorrectionKind::Discrepancy => &["delta", "behind"],
         }
     }
 
@@ -332,6 +355,7 @@ impl CorrectionKind {
         match self {
             CorrectionKind::ErrorFeedback => "_ef",
             CorrectionKind::Nesterov => "_nesterov",
+            CorrectionKind::Discrepancy => "_behind",
         }
     }
 }

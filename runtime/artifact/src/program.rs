@@ -118,7 +118,7 @@ pub struct Param {
     pub decay: bool,
     /// Ring `weights`, by version; under policy `predicted` two slots, the weights and the prediction.
     pub weight: Place,
-    /// Optimizer state, see [`UpdateRule::buffers`]; zero at the start.
+    /// Optimizer state, see [`UpdateRule::buffers`]; zero at the start, but for what the backward pass reads.
     pub state: Vec<Place>,
     /// Gradient accumulator; none when accumulate = 1 and the update is fused. An update that isn't may change it.
     pub gradient: Option<Place>,
@@ -292,10 +292,12 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The rule of a group's updates; where they write depends on the stage.
-    pub fn rule(&self, group: &Group) -> UpdateRule {
+    /// The rule of a group's updates on a stage; where they write depends on its versions.
+    pub fn rule(&self, group: &Group, stage: StageId) -> UpdateRule {
         let kind = group.optimizer.kind();
-        UpdateRule { correction: self.correction.as_ref().and_then(|c| c.kind(kind)), ..UpdateRule::plain(kind) }
+        let correction = self.correction.as_ref().and_then(|c| c.kind(kind));
+        let drift = self.correction.as_ref().is_some_and(|c| c.has_drift(stage.index()));
+        UpdateRule { correction, ..UpdateRule::plain(kind) }.under_drift(drift)
     }
 
     /// Updates that the learning rates are made for, if one ends: the longest.

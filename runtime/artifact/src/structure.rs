@@ -141,16 +141,21 @@ fn settings(m: &Manifest) -> Check {
 }
 
 fn correction(correction: &Correction, stages: usize) -> Check {
-    let by_stage = correction.by_stage();
-    ensure!(by_stage.len() == stages, "there are {stages} stages and {} corrections of them", by_stage.len());
-    let wrong = by_stage.iter().find(|x| !x.is_finite() || **x < 0.0);
-    ensure!(wrong.is_none(), "a stage is corrected by what is below 0 or not a number");
+    for list in correction.by_stage() {
+        ensure!(list.len() == stages, "there are {stages} stages and {} corrections of them", list.len());
+        let fits = list.iter().all(|x| x.is_finite() && *x >= 0.0);
+        ensure!(fits, "a stage is corrected by what is below 0 or not a number");
+    }
     match correction {
         Correction::ErrorFeedback { lambda, .. } => ensure!(lambda.is_finite(), "error feedback has no factor"),
         Correction::Nesterov { momentum } => {
             ensure!(momentum.iter().all(|c| *c < 1.0), "a momentum of 1 or more looks ahead without end");
         }
-        Correction::PipeMare { anneal, .. } => ensure!(*anneal > 0, "learning rates are annealed over 0 updates"),
+        Correction::PipeMare { anneal, discrepancy, .. } => {
+            ensure!(*anneal != Some(0), "learning rates are annealed over 0 updates");
+            let within = discrepancy.is_none_or(|d| d > 0.0 && d < 1.0);
+            ensure!(within, "of a mean change nothing or all is kept");
+        }
     }
     Ok(())
 }
@@ -219,7 +224,7 @@ fn params(stage: &Stage, m: &Manifest) -> Check {
             return Err(format!("`{name}` is too large"));
         };
         // No larger than the weight, so their bytes don't overflow.
-        let states = m.rule(group).buffers(&p.shape);
+        let states = m.rule(group, stage.stage).buffers(&p.shape);
         let count = states.len();
         ensure!(p.state.len() == count, "`{name}` has {} optimizer states instead of {count}", p.state.len());
         ensure!(p.weight.slots == copies, "`{name}` has {} copies instead of {copies}", p.weight.slots);

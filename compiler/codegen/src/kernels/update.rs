@@ -24,12 +24,16 @@ pub fn update_body(rule: UpdateRule) -> String {
     match rule.correction {
         Some(CorrectionKind::ErrorFeedback) => step = step.replace("%w_step", "%last_new") + FEEDBACK,
         Some(CorrectionKind::Nesterov) => step = step.replace("%w_step", "%own_step") + AHEAD,
-        None => {}
+        Some(CorrectionKind::Discrepancy) | None => {}
     }
-    step + match rule.kind {
+    step += match rule.kind {
         OptimizerKind::Adan => KEPT_AFTER,
         _ => KEPT,
+    };
+    if rule.reads_behind() {
+        step += BEHIND;
     }
+    step
 }
 
 /// m, a running average of the gradient.
@@ -101,6 +105,15 @@ const AHEAD: &str = "\
 %ahead_new = arith.addf %ahead_kept, %ahead_part : f32
 %ahead_more = arith.mulf %ahead_new, %h12 : f32
 %w_step = arith.addf %ahead_part, %ahead_more : f32
+";
+/// The running average of the weight's change, and the weight moved back along it.
+const BEHIND: &str = "\
+%w_change = arith.subf %w_new, %w_el : f32
+%delta_kept = arith.mulf %delta_el, %h12 : f32
+%delta_part = arith.mulf %w_change, %h13 : f32
+%delta_new = arith.addf %delta_kept, %delta_part : f32
+%way_back = arith.mulf %delta_new, %h14 : f32
+%behind_new = arith.subf %w_new, %way_back : f32
 ";
 /// The step leaves a weight that has decayed.
 const KEPT: &str = "\
