@@ -128,6 +128,14 @@ fn a_bundle_runs_like_its_spec_and_is_the_same_bytes_each_time() {
         None => line,
     });
     insta::assert_snapshot!(lines.collect::<Vec<_>>().join("\n"));
+    project.output(&[&["compile", "spec.pace", "-o", "apart", "--set", "pipeline.fuse=off"], &cpu[..]].concat());
+    let of = |bundle: &str, wanted: &[&str]| {
+        let inspected = project.output(&["inspect", bundle]);
+        let rows = inspected.lines().filter(|line| wanted.iter().any(|name| line.starts_with(name)));
+        rows.map(str::to_owned).collect::<Vec<_>>()
+    };
+    let wanted = ["parameter", "embed.tok", "block.0.attn.qkv", "block.1.ln2.gain", "head.weight"];
+    insta::assert_snapshot!([of("one", &wanted), of("apart", &wanted)].concat().join("\n"));
     assert_eq!(project.train("one", 5, &[]).losses, project.train("spec.pace", 5, &cpu).losses);
 }
 

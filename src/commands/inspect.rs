@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::report::bytes;
 use artifact::bundle::Bundle;
-use artifact::program::{Call, Manifest, Stage};
+use artifact::program::{Call, Manifest, Param, Place, Stage};
 use std::fmt::Write;
 
 pub fn run(args: &BundleArg) -> Result<(), Failure> {
@@ -27,6 +27,7 @@ pub fn run(args: &BundleArg) -> Result<(), Failure> {
     );
     stages(&mut out, &bundle);
     ranks(&mut out, manifest);
+    parameters(&mut out, manifest);
     kernels(&mut out, manifest);
     output::write(&out)
 }
@@ -59,6 +60,33 @@ fn ranks(out: &mut String, manifest: &Manifest) {
             manifest.proved.bubble[rank] * 100.0,
             manifest.program.streams[rank].period.len()
         );
+    }
+}
+
+fn parameters(out: &mut String, manifest: &Manifest) {
+    let all = || manifest.stages.iter().flat_map(|s| s.params.iter().map(move |p| (s, p)));
+    let shape = |p: &Param| p.shape.iter().map(u64::to_string).collect::<Vec<_>>().join(" x ");
+    let width = all().map(|(_, p)| p.name.len()).max().unwrap_or(0);
+    let _ = writeln!(out, "\n{:<width$}  {:>14}  states  updated", "parameter", "shape");
+    for (stage, param) in all() {
+        let (name, shape, states) = (&param.name, shape(param), param.state.len());
+        let _ = writeln!(out, "{name:<width$}  {shape:>14}  {states:>6}  {}", updated(manifest, stage, param));
+    }
+}
+
+/// Which kernel updates a parameter, and why it is not that of its weight gradient.
+fn updated(manifest: &Manifest, stage: &Stage, param: &Param) -> String {
+    let (io, bodies) = (&stage.io, &stage.bodies);
+    let hyper = |place: &Place| place.offset.wrapping_sub(io.hyper.offset) < io.hyper.bytes;
+    let weight = |place: &Place| place.offset == param.weight.offset;
+    let updates = |call: &&Call| call.args.iter().any(hyper) && call.args.iter().any(weight);
+    let name = |call: &Call| &manifest.kernels[call.kernel as usize].name;
+    if let Some(call) = bodies.u.iter().find(updates) {
+        return format!("by {}: `fuse = off`", name(call));
+    }
+    match bodies.b.iter().chain(&bodies.w).flatten().find(updates) {
+        Some(call) => format!("in its last weight gradient, {}", name(call)),
+        None => "never".into(),
     }
 }
 
