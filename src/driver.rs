@@ -144,6 +144,21 @@ pub fn costs_of(
     Some((costs(spec, &times, layers.as_deref(), program.rank_of_stage.len()), layers))
 }
 
+/// What a correction goes by, of a sound program; nothing where there is none.
+fn corrected(spec: &Spec, program: &Program) -> Vec<StageFacts> {
+    if spec.staleness.correction.is_none() {
+        return Vec::new();
+    }
+    let boundary = spec.pipeline.boundary.as_ref().map(|b| b.value);
+    let of = |v: plan::versions::StageVersions| StageFacts {
+        drift: v.drift.staleness,
+        delay: v.delay.staleness,
+        delay_uniform: v.delay_uniform,
+        versions_live: 1,
+    };
+    plan::versions::versions(program, boundary).map_or_else(|_| Vec::new(), |all| all.into_iter().map(of).collect())
+}
+
 /// Bytes of each rank under a sound program; none without a model that can be cut so.
 pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, target: Target) -> Option<Vec<u64>> {
     let layers = costs_of(spec, profile, program, &mut Vec::new())?.1?;
@@ -153,7 +168,7 @@ pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, target: 
             let copies: Vec<u32> = program.rings.iter().map(|rings| rings.weights).collect();
             estimate_memory(spec, model, shape, &layers, program, &copies, &mut Vec::new())?
         }
-        None => build(spec, model, &layers, program, target, &mut Vec::new()).memory,
+        None => build(spec, model, &layers, program, &corrected(spec, program), target, &mut Vec::new()).memory,
     };
     Some(memory.iter().map(|m| m.total).collect())
 }
@@ -178,7 +193,7 @@ pub fn analyse_program(
                 let copies: Vec<u32> = facts.stages.iter().map(|s| s.versions_live).collect();
                 estimate = estimate_memory(&spec, model, shape, layers, &program, &copies, found);
             }
-            None => planned = Some(build(&spec, model, layers, &program, &facts, target, found)),
+            None => planned = Some(build(&spec, model, layers, &program, &facts.stages, target, found)),
         }
     }
     Some(Analysed { layers, costs, program, facts, build: planned, estimate, target, search: None, spec })
@@ -284,12 +299,12 @@ fn build(
     model: &dsl::spec::Model,
     layers: &[Vec<Layer>],
     program: &Program,
-    facts: &Facts,
+    stages: &[StageFacts],
     target: Target,
     found: &mut Vec<Diagnostic>,
 ) -> Build {
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
-    let rules = rules(spec, &facts.stages);
+    let rules = rules(spec, stages);
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
     let input = Input { dims, partition: layers, fuse: spec.pipeline.fuse.value, rules: &rules, program, target };
     let build = model::build::build(&input);

@@ -108,9 +108,12 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let staleness = pipeline::staleness(cx, items.staleness, pipeline.as_ref().map(|(_, schedule)| schedule));
     let optimizer = optimizer::optimizer(cx, items.optimizer);
     let require = pipeline::require(cx, items.require, model.is_some(), machine.as_ref().map(|m| &m.ranks));
-    if let (Some(correction), Some(found)) = (staleness.as_ref().and_then(|s| s.correction.as_ref()), &optimizer) {
-        let written = found.groups.iter().filter(|g| !g.implied).map(|g| &g.optimizer);
-        written.chain([&found.optimizer]).for_each(|optimizer| correction::fits(cx, correction, optimizer));
+    if let Some(staleness) = &staleness {
+        let found = optimizer.iter().flat_map(|found| {
+            let written = found.groups.iter().filter(|g| !g.implied).map(|g| &g.optimizer);
+            written.chain([&found.optimizer])
+        });
+        correction::fits(cx, staleness, found);
     }
     let (pipeline, schedule) = pipeline?;
     let optimizer::Found { optimizer, learning_rate, groups, clip } = optimizer?;

@@ -236,6 +236,7 @@ fn corrections_with_faults() {
         "nesterov }\noptimizer = signum {",
         "pipemare",
         "pipemare { anneal = 0, discrepancy = 1 }",
+        "pipemare { discrepancy = 0.1 }, weights = double_buffer",
     ] {
         let line = format!("staleness {{ correction = {value} }}");
         let text = format!("machine {{ ranks = 2 }}\npipeline {{ schedule = gpipe, accumulate = 4 }}\n{line}\n");

@@ -5,7 +5,7 @@ use super::section::{Keys, Section};
 use super::{Context, not_yet};
 use crate::ast::{Body, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::spec::{At, Correction, MOMENTUM_MOST, Optimizer};
+use crate::spec::{At, Correction, MOMENTUM_MOST, Optimizer, Staleness, Weights};
 use crate::suggest::{either, nearest};
 
 /// A correction's keys, and how its braces are read.
@@ -92,9 +92,29 @@ fn number(cx: &mut Context, section: &Section<'_>, key: &str, range: &str, fits:
     section.value(cx, key).map(|v| cx.real(v, key, range, fits).map(|at| at.value))
 }
 
-/// Refuses a correction that an optimizer leaves no place for.
-pub(super) fn fits(cx: &mut Context, correction: &At<Correction>, optimizer: &At<Optimizer>) {
-    let Correction::Nesterov { .. } = correction.value else { return };
+/// Refuses a correction that one of the optimizers or the policy of the weights leaves no place for.
+pub(super) fn fits<'a>(cx: &mut Context, staleness: &Staleness, optimizers: impl Iterator<Item = &'a At<Optimizer>>) {
+    let Some(correction) = &staleness.correction else { return };
+    match correction.value {
+        Correction::Nesterov { .. } => optimizers.for_each(|optimizer| one_momentum(cx, correction, optimizer)),
+        Correction::PipeMare { discrepancy: Some(_), .. } => one_version(cx, correction, &staleness.weights),
+        _ => {}
+    }
+}
+
+/// `discrepancy` is for backward passes that read other weights than their forward passes.
+fn one_version(cx: &mut Context, correction: &At<Correction>, weights: &At<Weights>) {
+    if weights.value == Weights::Current {
+        return;
+    }
+    let name = weights.value.name();
+    let message = format!("under `weights = {name}` no backward pass reads other weights than its forward pass did");
+    let found = Diagnostic::error("P0225", correction.span.clone(), message).here("`discrepancy` corrects for that");
+    cx.report(found.help("leave `discrepancy` out, or write `weights = current`"));
+}
+
+/// Looking ahead is a momentum, and there should be one.
+fn one_momentum(cx: &mut Context, correction: &At<Correction>, optimizer: &At<Optimizer>) {
     let (name, reason, help) = match optimizer.value {
         Optimizer::Sgd { momentum: 0.0, .. } | Optimizer::AdamW { beta1: 0.0, .. } | Optimizer::NAdam { .. } => return,
         Optimizer::Sgd { .. } => {
