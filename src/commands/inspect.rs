@@ -82,7 +82,8 @@ fn updated(manifest: &Manifest, stage: &Stage, param: &Param) -> String {
     let updates = |call: &&Call| call.args.iter().any(hyper) && call.args.iter().any(weight);
     let name = |call: &Call| &manifest.kernels[call.kernel as usize].name;
     if let Some(call) = bodies.u.iter().find(updates) {
-        return format!("by {}: `fuse = off`", name(call));
+        let why = param.unfused.as_ref().map_or(String::new(), |why| format!(": {why}"));
+        return format!("by {}{why}", name(call));
     }
     match bodies.b.iter().chain(&bodies.w).flatten().find(updates) {
         Some(call) => format!("in its last weight gradient, {}", name(call)),
