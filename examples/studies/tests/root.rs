@@ -104,7 +104,7 @@ fn what_is_refused_is_a_row_of_its_own() {
     let runs = bench.calls();
     let output = bench.study(&["delay"]);
     assert!(output.status.success(), "{}", said(&output));
-    assert!(bench.result("delay.md").contains("| muon | 1e-3 |"), "{}", bench.result("delay.md"));
+    assert!(bench.result("delay.md").contains("| muon | 1e-3, the last one tried |"), "{}", bench.result("delay.md"));
     assert!(bench.calls() > runs);
     let made = bench.calls();
     bench.study(&["paci"]);

@@ -1,6 +1,6 @@
 //! (b) Gradients exactly one update late, with and without error feedback, under seven optimizers.
 
-use super::{SEEDS, Study, best_rate, cell, closing, gap, heldout, scan, unique};
+use super::{SEEDS, Study, best_rate, cell, chosen_rate, closing, gap, heldout, scan, unique};
 use crate::plot::{Across, Figure, Panel, Series, Shape};
 use crate::rows::Rows;
 use crate::setting::{ADAMW, Optimizer, Policy, Setting};
@@ -129,7 +129,7 @@ impl Delay {
                 cells.push(text + &own.map_or_else(String::new, |run| format!(" at {:e}", run.rate)));
             }
         }
-        format!("| {name} | {rate:e} | {} | {paper} |\n", cells.join(" | "))
+        format!("| {name} | {} | {} | {paper} |\n", chosen_rate(rate, &candidate.rates), cells.join(" | "))
     }
 
     /// All rates that were tried, with seed 1.

@@ -70,6 +70,12 @@ fn best_rate(rows: &Rows, setting: Setting, rates: &[f64]) -> Option<f64> {
     losses.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(rate, _)| rate)
 }
 
+/// The chosen rate in text, with a word where a better one may lie beyond those that were tried.
+fn chosen_rate(rate: f64, rates: &[f64]) -> String {
+    let edge = rates.first() == Some(&rate) || rates.last() == Some(&rate);
+    format!("{rate:e}{}", if edge { ", the last one tried" } else { "" })
+}
+
 /// Held-out loss over the seeds that trained.
 fn heldout(rows: &Rows, setting: Setting) -> Option<Estimate> {
     let losses: Vec<f64> = each_seed(rows, setting).map(|(_, loss)| loss).collect();

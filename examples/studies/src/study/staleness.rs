@@ -1,6 +1,6 @@
 //! (c) What staleness costs as the pipeline grows.
 
-use super::{ADAMW_RATES, SEEDS, Study, baseline, best_rate, cell, closing, gap, heldout, scan, unique};
+use super::{ADAMW_RATES, SEEDS, Study, baseline, best_rate, cell, chosen_rate, closing, gap, heldout, scan, unique};
 use crate::plot::{Across, Figure, Panel, Series, Shape};
 use crate::rows::Rows;
 use crate::setting::{Policy, Setting};
@@ -85,7 +85,8 @@ impl Study for Staleness {
         let base = self.synchronous(rate);
         let _ = writeln!(
             text,
-            "\nThe rate is {rate:e}; synchronous training reaches a held-out loss of {}, on any number of ranks.\n",
+            "\nThe rate is {}; synchronous training reaches a held-out loss of {}, on any number of ranks.\n",
+            chosen_rate(rate, &ADAMW_RATES),
             cell(rows, base, heldout(rows, base), false)
         );
         text += "| P | policy | largest delay | mean delay | held-out loss | less synchronous |\n|---|---|---|---|---|---|\n";
