@@ -1,7 +1,7 @@
 //! What `compare` finds out about schedules and prints: a table for people, JSON for programs (docs/compare.md).
 
 use crate::driver::Analysed;
-use crate::report::{bytes, percent};
+use crate::report::{bytes, microbatches, percent};
 use dsl::diag::Diagnostic;
 use dsl::spec::Spec;
 use serde::Serialize;
@@ -37,7 +37,7 @@ impl Figures {
     /// None without a sound plan.
     pub fn new(analysed: &Analysed) -> Option<Figures> {
         let facts = &analysed.facts;
-        let step = analysed.program.streams.first()?.microbatches.max(1);
+        let step = microbatches(analysed).max(1);
         Some(Figures {
             bubble: facts.ranks.iter().map(|r| r.bubble).max_by(f64::total_cmp)?,
             memory_bytes: analysed.memory().and_then(|memory| memory.iter().map(|m| m.total).max()),

@@ -141,7 +141,10 @@ pub fn costs_of(
         Some(model) => Some(partition(spec, model, times.by_layer(), program, found)?),
         None => None,
     };
-    Some((costs(spec, &times, layers.as_deref(), program.rank_of_stage.len()), layers))
+    let copies = program.copies as usize;
+    let mut costs = costs(spec, &times, layers.as_deref(), program.stages_of_copy());
+    costs.stages = costs.stages.repeat(copies);
+    Some((costs, layers.map(|layers| vec![layers; copies].concat())))
 }
 
 /// What a correction goes by, of a sound program; nothing where there is none.
@@ -248,7 +251,7 @@ fn times(spec: &Spec, profile: Option<&str>, program: &Program) -> Result<SpecTi
 
 /// Stages that times are given for.
 fn timed_stages(spec: &Spec, program: &Program) -> usize {
-    if spec.machine.cost_of_ranks { spec.machine.ranks.value as usize } else { program.rank_of_stage.len() }
+    if spec.machine.cost_of_ranks { spec.machine.ranks.value as usize } else { program.stages_of_copy() }
 }
 
 fn partition(
@@ -267,7 +270,7 @@ fn partition(
         }
     }
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
-    let stages = program.rank_of_stage.len() as u32;
+    let stages = program.stages_of_copy() as u32;
     let cut = match times.or(estimated.as_ref()) {
         Some(costs) => {
             let weight = |layer| costs.of(layer).total_ns();

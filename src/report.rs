@@ -49,7 +49,7 @@ pub fn text(source: &Source, analysed: &Analysed) -> String {
     let _ = writeln!(
         out,
         "\nperiod {} micro-batches, {}; {} from start to end {}",
-        analysed.program.streams.first().map_or(0, |s| s.microbatches),
+        microbatches(analysed),
         micros(analysed.facts.period_ns),
         updates(analysed.program.streams.first().map_or(1, |s| s.updates)),
         micros(analysed.facts.makespan_ns),
@@ -238,10 +238,7 @@ pub fn json(
         diagnostics: diagnostics.iter().map(|d| json_diagnostic(source, d)).collect(),
         ranks: analysed.map_or_else(Vec::new, json_ranks),
         stages: facts.map_or_else(Vec::new, |f| f.stages.iter().enumerate().map(json_stage).collect()),
-        period: analysed.map(|a| JsonPeriod {
-            microbatches: a.program.streams.first().map_or(0, |s| s.microbatches),
-            us: a.facts.period_ns as f64 / 1000.0,
-        }),
+        period: analysed.map(|a| JsonPeriod { microbatches: microbatches(a), us: a.facts.period_ns as f64 / 1000.0 }),
         makespan_us: facts.map(|f| f.makespan_ns as f64 / 1000.0),
         proofs: facts.map_or_else(Vec::new, |f| f.proofs.iter().map(json_proof).collect()),
         work: analysed.map(|a| JsonWork { instructions: a.program.instructions(), visited: a.facts.work }),
@@ -300,6 +297,11 @@ fn json_stage((stage, facts): (usize, &StageFacts)) -> JsonStage {
 
 fn json_proof(proof: &Proof) -> JsonProof<'_> {
     JsonProof { claim: &proof.claim, holds: proof.holds, by: &proof.by }
+}
+
+/// Micro-batches of a period, of all copies of the model.
+pub fn microbatches(analysed: &Analysed) -> u32 {
+    analysed.program.streams.first().map_or(0, |s| s.microbatches) * analysed.program.copies
 }
 
 #[cfg(test)]

@@ -224,6 +224,7 @@ fn describe(best: &plan::search::Candidate) -> String {
     let stages = match best.schedule.place {
         Place::Linear => "one stage a rank".to_owned(),
         Place::Wave => "two stages a rank, there and back".to_owned(),
+        Place::Bidirectional => "two copies of each stage".to_owned(),
         Place::Loop(_) => format!("{} stages a rank", best.figures.chunks),
     };
     if best.name == "search" { format!("an order of its own, {stages}") } else { format!("{}, {stages}", best.name) }

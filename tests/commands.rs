@@ -332,3 +332,41 @@ fn a_search_keeps_within_the_bytes_of_its_model() {
         assert!(total(&spec(&format!("search(memory <= {limit} B)"))) <= limit);
     }
 }
+
+/// Two copies of every stage: everything that is analysed, and a refusal where code would be made.
+#[test]
+fn two_copies_of_the_stages_are_checked_and_not_compiled() {
+    let project = Project::new(
+        &SPEC
+            .replace("layers = 2", "layers = 4")
+            .replace("ranks = 2", "ranks = 4")
+            .replace("accumulate = 2", "accumulate = 8"),
+    );
+    let report = |schedule: &str| -> serde_json::Value {
+        let set = format!("pipeline.schedule={schedule}");
+        serde_json::from_str(&project.output(&["check", "spec.pace", "--format", "json", "--set", &set])).expect("JSON")
+    };
+    let weights = |report: &serde_json::Value| -> u64 {
+        let ranks = report["ranks"].as_array().expect("ranks");
+        ranks.iter().map(|r| r["memory"]["weights"].as_u64().expect("bytes")).sum()
+    };
+    let one = weights(&report("one_f_one_b"));
+    for schedule in ["dualpipe", "chimera"] {
+        let both = report(schedule);
+        assert_eq!(
+            (both["period"]["microbatches"].as_u64(), both["stages"].as_array().map(Vec::len)),
+            (Some(8), Some(8))
+        );
+        assert!(weights(&both).abs_diff(2 * one) < 4096, "{} {one}", weights(&both));
+        let set = format!("pipeline.schedule={schedule}");
+        assert!(project.output(&["plan", "spec.pace", "--set", &set]).contains("rank 3"));
+        project.output(&["timeline", "spec.pace", "-o", "t.html", "--set", &set]);
+        for command in [&["compile", "spec.pace", "-o", "b"][..], &["export", "spec.pace", "--csv"]] {
+            let (status, _, stderr) = project.outcome(&[command, &["--set", &set]].concat());
+            let (expected, piece) = if command[0] == "compile" { (1, "error[P0422]") } else { (2, "two copies") };
+            assert!(status == Some(expected) && stderr.contains(piece), "{stderr}");
+        }
+    }
+    let compared = project.output(&["compare", "spec.pace"]);
+    assert!(compared.contains("dualpipe ") && compared.contains("chimera "), "{compared}");
+}

@@ -37,6 +37,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0311
     P0312
     P0313
+    P0314
     P0320
     P0330
     P0331
@@ -49,6 +50,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0412
     P0420
     P0421
+    P0422
     P0430
     P0431
     // Searches.

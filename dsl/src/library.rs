@@ -5,7 +5,7 @@ use crate::resolve::{Context, lower};
 use crate::schedule::Schedule;
 
 /// Name and source. A new schedule is a file in `library/` and a line here.
-const FILES: [(&str, &str); 15] = [
+const FILES: [(&str, &str); 17] = [
     ("gpipe", include_str!("../library/gpipe.pace")),
     ("one_f_one_b", include_str!("../library/one_f_one_b.pace")),
     ("zb_h1", include_str!("../library/zb_h1.pace")),
@@ -18,6 +18,8 @@ const FILES: [(&str, &str); 15] = [
     ("v_half", include_str!("../library/v_half.pace")),
     ("v_min", include_str!("../library/v_min.pace")),
     ("dualpipe_v", include_str!("../library/dualpipe_v.pace")),
+    ("dualpipe", include_str!("../library/dualpipe.pace")),
+    ("chimera", include_str!("../library/chimera.pace")),
     ("async_1f1b", include_str!("../library/async_1f1b.pace")),
     ("pipedream", include_str!("../library/pipedream.pace")),
     ("pipedream_2bw", include_str!("../library/pipedream_2bw.pace")),

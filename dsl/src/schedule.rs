@@ -61,6 +61,9 @@ pub enum Place {
     Loop(Chunks),
     /// Stages 0 to P-1 on ranks 0 to P-1, the next P on the same ranks in reverse.
     Wave,
+    /// Two copies of P stages: stage i on ranks i and P-1-i, each copy with half of the micro-batches. A rank's chunk 0 is
+    /// the earlier of its two stages.
+    Bidirectional,
 }
 
 /// Stages a rank.
@@ -78,14 +81,21 @@ impl Place {
             Place::Linear => 1,
             Place::Loop(Chunks::Given) => given,
             Place::Loop(Chunks::Fixed(chunks)) => chunks,
-            Place::Wave => 2,
+            Place::Wave | Place::Bidirectional => 2,
         }
+    }
+
+    /// Copies of the model: each has its own stages and its share of the micro-batches.
+    pub fn copies(self) -> u32 {
+        if self == Place::Bidirectional { 2 } else { 1 }
     }
 
     /// The stage that a rank's chunk is, on `ranks` ranks.
     pub fn stage(self, chunk: u32, rank: u32, ranks: u32) -> u32 {
         match self {
             Place::Wave if chunk % 2 == 1 => (chunk + 1) * ranks - 1 - rank,
+            Place::Bidirectional if (chunk == 1) != (2 * rank >= ranks) => 2 * ranks - 1 - rank,
+            Place::Bidirectional => rank,
             _ => chunk * ranks + rank,
         }
     }
@@ -93,6 +103,10 @@ impl Place {
     /// The rank of a stage, and which of the rank's chunks it is.
     pub fn home(self, stage: u32, ranks: u32) -> (u32, u32) {
         let (chunk, at) = (stage / ranks, stage % ranks);
+        if self == Place::Bidirectional {
+            let rank = if chunk == 1 { ranks - 1 - at } else { at };
+            return (rank, u32::from((chunk == 1) != (2 * rank >= ranks)));
+        }
         (if self == Place::Wave && chunk % 2 == 1 { ranks - 1 - at } else { at }, chunk)
     }
 }

@@ -30,15 +30,18 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// Number of stages (S): with `place linear` one for each rank.
+    /// Number of stages of the model (S): with `place linear` one for each rank.
     pub fn stages(&self) -> u32 {
-        self.machine.ranks.value * self.schedule.place.chunks(self.pipeline.chunks.value)
+        let place = self.schedule.place;
+        self.machine.ranks.value * place.chunks(self.pipeline.chunks.value) / place.copies()
     }
 
     /// The keys with which this spec can be analysed only, with their places; empty for what can be compiled.
     pub fn analysis_only(&self) -> Vec<At<&'static str>> {
         let device = self.machine.device.as_ref().map(|device| At { value: "device", span: device.span.clone() });
-        self.model.iter().flat_map(|model| model.analysis_only.iter().cloned()).chain(device).collect()
+        let copies = (self.schedule.place.copies() > 1)
+            .then(|| At { value: "schedule", span: self.pipeline.schedule.span.clone() });
+        self.model.iter().flat_map(|model| model.analysis_only.iter().cloned()).chain(device).chain(copies).collect()
     }
 }
 

@@ -28,7 +28,7 @@ machine { ranks = 4 GiB, memory = 1, link = 100 GB }
 
 pipeline {
   partition  = balanced,
-  schedule   = chimera
+  schedule   = one_step_delay
   microbatch = = 4
   acumulate  = 4
   fuse       = yes

@@ -9,6 +9,12 @@ use plan::table::{Content, is_flush, write};
 pub fn run(args: &Export) -> Result<(), Failure> {
     let analysed = driver::accepted(&args.spec)?.1;
     let program = &analysed.program;
+    if program.copies > 1 {
+        let name = &analysed.spec.schedule.name;
+        return Err(Failure::Usage(format!(
+            "`{name}` keeps two copies of every stage: a table of PyTorch's has no such stages"
+        )));
+    }
     let content = if args.comms { Content::ComputeComms } else { Content::ComputeOnly };
     let text = write(program, content, updates(program.streams.len(), program.accumulate));
     if !is_flush(program) {

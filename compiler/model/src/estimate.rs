@@ -402,7 +402,7 @@ fn flight(input: &Input, stages: &[usize], split: bool) -> (u128, u128) {
     let border = shape.border();
     let (mut stash, mut communication) = (0, 0);
     for &s in stages {
-        let (received, sent) = (s > 0, s + 1 < partition.len());
+        let (received, sent) = (program.before(s).is_some(), program.after(s).is_some());
         let rings = program.rings[s];
         let kept: u128 = partition[s].iter().map(|&l| sum(&saved(shape, l))).sum();
         let gradients: u128 = partition[s].iter().map(|&l| sum(&held(shape, l))).sum();
@@ -420,7 +420,7 @@ fn flight(input: &Input, stages: &[usize], split: bool) -> (u128, u128) {
 /// Bytes at work within one pass: token and target ids, and what the largest layer needs at once.
 fn at_work(input: &Input, stages: &[usize], layers: &[Layer], split: bool) -> u128 {
     let Input { shape, program, .. } = input;
-    let slots = |s: &usize| if *s == 0 { u128::from(program.rings[*s].recv_f) } else { 0 };
+    let slots = |s: &usize| if program.before(*s).is_none() { u128::from(program.rings[*s].recv_f) } else { 0 };
     let ids: u128 = stages.iter().map(slots).sum::<u128>() + u128::from(layers.contains(&Layer::Head));
     let largest = layers.iter().map(|&l| working(shape, l, split)).max().unwrap_or(0);
     4 * shape.rows() * ids + largest
@@ -473,6 +473,14 @@ pub fn check_memory(input: &Input, memory: &[Memory], bounds: &Bounds, model: &S
 
 /// `P0420`: why a spec can be checked but not compiled; none for one that can.
 pub fn refusal(spec: &Spec) -> Option<Diagnostic> {
+    if spec.schedule.place.copies() > 1 {
+        let at = &spec.pipeline.schedule;
+        let message = format!("`{}` keeps two copies of every stage: it can be checked, not compiled", at.value);
+        let error = Diagnostic::error("P0422", at.span.clone(), message);
+        let error = error
+            .note("before an update the gradients of both copies must be exchanged, which no instruction does yet");
+        return Some(error.help("use dualpipe_v or zb_v, which have two stages a rank and one copy of each"));
+    }
     let keys = spec.analysis_only();
     let (first, others) = keys.split_first()?;
     let mut names: Vec<String> = keys.iter().map(|key| format!("`{}`", key.value)).collect();

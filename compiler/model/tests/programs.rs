@@ -32,6 +32,7 @@ pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Progr
         rings: (0..count).map(|s| rings(s, count, k)).collect(),
         accumulate: k,
         policy: Policy::Current,
+        copies: 1,
     };
     without_transfers_on_a_rank(&mut program);
     program

@@ -121,6 +121,7 @@ fn found(program: &Program, proved: &Proved, subject: &Subject, costs: &Costs) -
     let (steady, alone) = times(program, proved, costs);
     let findings = Findings { program, costs, versions, steady, alone };
     let mut proofs = structure(program);
+    proofs.extend(same_updates(program));
     let mut diagnostics = bounds::short_warmup(subject).into_iter().collect::<Vec<_>>();
     bounds::check(subject, &findings, &mut proofs, &mut diagnostics);
     let facts = Facts {
@@ -203,6 +204,16 @@ fn weights_by(policy: Policy) -> &'static str {
             "it is made by then, and the update that overwrites its slot has not begun, for one micro-batch of each residue beyond the prologue"
         }
     }
+}
+
+/// What the versions of several copies of the model rest on.
+fn same_updates(program: &Program) -> Option<Proof> {
+    (program.copies > 1).then(|| Proof {
+        claim: "all copies of a stage make the same updates".into(),
+        holds: true,
+        by: "each takes as many micro-batches and updates at the flush; their gradients are exchanged there, which is counted as taking no time"
+            .into(),
+    })
 }
 
 fn ranks(findings: &Findings) -> Vec<RankFacts> {

@@ -25,7 +25,7 @@ const NEVER: u64 = u64::MAX;
 
 /// Enlarges the receive rings of one flush.
 pub(crate) fn enlarge(program: &mut Program, lines: &[Line]) {
-    let times = Times::new(program.rank_of_stage.len(), lines);
+    let times = Times::new(program, lines);
     for s in 0..program.rank_of_stage.len() {
         if program.border_before(s).is_some() {
             let needed = slots(times.of(&times.forward, s - 1), times.of(&times.release, s));
@@ -53,7 +53,8 @@ fn slots(arrivals: &[u64], releases: &[u64]) -> u32 {
 
 impl Times {
     /// Performs the lines with unlimited buffers.
-    fn new(stages: usize, lines: &[Line]) -> Self {
+    fn new(program: &Program, lines: &[Line]) -> Self {
+        let stages = program.rank_of_stage.len();
         let microbatches = lines.first().map_or(0, |line| line.microbatches as usize);
         let empty = || vec![NEVER; stages * microbatches];
         let mut times = Times { microbatches, forward: empty(), backward: empty(), release: empty() };
@@ -63,7 +64,7 @@ impl Times {
             for (rank, line) in lines.iter().enumerate() {
                 let begin = next[rank];
                 for item in &line.period[begin..] {
-                    let Some(end) = times.end(stages, item, now[rank]) else { break };
+                    let Some(end) = times.end(program, item, now[rank]) else { break };
                     now[rank] = end;
                     next[rank] += 1;
                 }
@@ -78,11 +79,11 @@ impl Times {
     }
 
     /// Performs an instruction on a rank that is free at `now`; its end. None where its input is not there.
-    fn end(&mut self, stages: usize, item: &Item, now: u64) -> Option<u64> {
+    fn end(&mut self, program: &Program, item: &Item, now: u64) -> Option<u64> {
         let (s, at) = (item.stage as usize, item.stage as usize * self.microbatches + item.mb as usize);
         let input = match item.op {
-            Op::F if s > 0 => self.forward[at - self.microbatches],
-            Op::B(_) | Op::I if s + 1 < stages => self.backward[at + self.microbatches],
+            Op::F if program.before(s).is_some() => self.forward[at - self.microbatches],
+            Op::B(_) | Op::I if program.after(s).is_some() => self.backward[at + self.microbatches],
             _ => 0,
         };
         if input == NEVER {

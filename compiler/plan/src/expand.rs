@@ -78,12 +78,14 @@ pub fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic
 pub(crate) fn assemble(lines: &[Line], place: Place, shape: &Shape) -> Program {
     let stages = shape.ranks * place.chunks(shape.chunks);
     let rank_of_stage = (0..stages).map(|s| RankId(place.home(s, shape.ranks).0)).collect();
+    let copies = place.copies();
     let mut program = Program {
         streams: Vec::new(),
         rank_of_stage,
         rings: Vec::new(),
-        accumulate: shape.accumulate,
+        accumulate: shape.accumulate / copies,
         policy: shape.policy,
+        copies,
     };
     let needs = needs(&program, lines);
     program.rings = (0..stages).map(|s| rings(&program, &needs, s, shape, lines)).collect();
@@ -118,6 +120,12 @@ pub(crate) fn lines(schedule: &Schedule, shape: &Shape) -> Result<Vec<Line>, Dia
             .help("use at least one rank and accumulate at least 1"));
     }
     let chunks = schedule.place.chunks(shape.chunks);
+    if !shape.ranks.is_multiple_of(schedule.place.copies()) {
+        let message = format!("{} ranks can't hold two copies of every stage", shape.ranks);
+        return Err(fault(schedule, "P0314", &schedule.span, message)
+            .note("stage i is on ranks i and P-1-i: on the middle one of an odd number of ranks both would be the same")
+            .help(format!("use {} or {} ranks", (shape.ranks - 1).max(2), shape.ranks + 1)));
+    }
     if u64::from(shape.ranks).saturating_mul(k).saturating_mul(u64::from(chunks)) > ACTIONS_MAX {
         return Err(order::too_large(schedule, &schedule.span));
     }
@@ -126,7 +134,8 @@ pub(crate) fn lines(schedule: &Schedule, shape: &Shape) -> Result<Vec<Line>, Dia
         Update::Flush => (0..shape.ranks)
             .map(|rank| {
                 let acts = order::finite(schedule, shape, rank, k, &mut budget)?;
-                Ok(Line::flush(&acts, &stages_of(schedule, shape, rank), k))
+                let each = k / u64::from(schedule.place.copies());
+                Ok(Line::flush(&acts, &stages_of(schedule, shape, rank), each))
             })
             .collect(),
         Update::Local if chunks != 1 => {
@@ -155,9 +164,10 @@ fn local(schedule: &Schedule, shape: &Shape, mut budget: u64) -> Result<Vec<Line
         let (otherwise, turns, span) = (run.may_end_otherwise(), microbatches / run.turn, run.span().clone());
         let (prologue, period, left) = run.take(turns)?;
         budget = left;
+        let furthest = prologue.iter().chain(&period).map(|act| act.mb).max().unwrap_or(0);
         let line = Line::local(&prologue, &period, rank, microbatches, k);
         if otherwise {
-            ends_as_it_runs(schedule, shape, rank, &line, &span)?;
+            ends_as_it_runs(schedule, shape, rank, &line, furthest, &span)?;
         }
         lines.push(line);
     }
@@ -169,16 +179,17 @@ fn expr_gcd(a: u64, b: u64) -> u64 {
 }
 
 /// A run that ends performs the period with used-up steps skipped; the order must say the same. Once a run is longer
-/// than the prologue and all leads, its end only shifts with its length, so one more repetition proves it for all.
+/// than the phases before the steady state (`furthest` is their largest micro-batch, and that of a repetition), its end only
+/// shifts with its length, so one more repetition proves it for all.
 fn ends_as_it_runs(
     schedule: &Schedule,
     shape: &Shape,
     rank: u32,
     line: &Line,
+    furthest: u64,
     span: &dsl::diag::Span,
 ) -> Result<(), Diagnostic> {
-    let furthest = line.prologue.iter().chain(&line.period).filter(|i| i.op != Op::U).map(|i| i.mb).max();
-    let updates = (furthest.unwrap_or(0) / line.microbatches + 3) * line.updates;
+    let updates = (furthest / line.microbatches + 3) * line.updates;
     for n in 1..=updates {
         let limit = n * u64::from(shape.accumulate);
         let said = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone())?;
@@ -228,7 +239,7 @@ fn rings(program: &Program, needs: &[Needs], s: u32, shape: &Shape, lines: &[Lin
     RingSizes {
         weights: 1,
         stash,
-        recv_f: match s.checked_sub(1) {
+        recv_f: match program.before(stage) {
             None => stash,
             Some(_) if before.is_some() => with_extra(stash),
             Some(_) => handed_f,
@@ -324,7 +335,7 @@ pub(crate) fn origin(
     let k = u64::from(shape.accumulate);
     let (rank, chunk) = schedule.place.home(stage, shape.ranks);
     let (limit, mb) = match schedule.update {
-        Update::Flush => (k, mb % k),
+        Update::Flush => (k, mb % (k / u64::from(schedule.place.copies())).max(1)),
         Update::Local => ((mb / k).checked_add(1)?.checked_mul(k)?, mb),
     };
     let acts = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone()).ok()?;

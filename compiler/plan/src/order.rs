@@ -64,7 +64,15 @@ pub fn finite(
     microbatches: u64,
     budget: &mut u64,
 ) -> Result<Vec<Act>, Diagnostic> {
+    let copies = u64::from(schedule.place.copies());
+    if microbatches % copies > 0 {
+        let message = format!("{microbatches} micro-batches do not divide into {copies} directions");
+        return Err(fault(schedule, "P0309", &schedule.span, message)
+            .note("every copy of the model takes as many micro-batches as the other")
+            .help(format!("use an accumulate that is a multiple of {copies}")));
+    }
     let mut walk = Walk::new(schedule, shape, rank, Some(microbatches))?;
+    let microbatches = microbatches / copies;
     walk.budget = *budget;
     for (index, phase) in (0..).zip(&schedule.order) {
         walk.phase(phase, index, microbatches)?;
@@ -207,6 +215,7 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(schedule: &'a Schedule, shape: &Shape, rank: u32, limit: Option<u64>) -> Result<Self, Diagnostic> {
         let chunks = schedule.place.chunks(shape.chunks).max(1);
+        let each = limit.map(|limit| limit / u64::from(schedule.place.copies()));
         let flush = schedule.update == dsl::schedule::Update::Flush;
         let scope = Scope {
             ranks: i64::from(shape.ranks),
@@ -219,7 +228,7 @@ impl<'a> Walk<'a> {
         let done = vec![[0; 4]; chunks as usize];
         let handed_over = (0..chunks).map(|chunk| handed_over(schedule.place, &scope, chunk)).collect();
         let (sequences, taken, acts) = ([None; 4], [0; 4], Vec::new());
-        let mut walk = Walk { schedule, scope, limit, sequences, done, taken, handed_over, acts, budget: 0 };
+        let mut walk = Walk { schedule, scope, limit: each, sequences, done, taken, handed_over, acts, budget: 0 };
         for sequence in &schedule.sequences {
             let size = walk.group(sequence)?;
             walk.sequences[sequence.action as usize] = Some((size, sequence.descending));
@@ -530,9 +539,10 @@ impl<'a> Walk<'a> {
 fn handed_over(place: Place, scope: &Scope, chunk: u32) -> [Option<u32>; 4] {
     let (rank, ranks) = (scope.rank as u32, scope.ranks as u32);
     let stage = place.stage(chunk, rank, ranks);
-    let stages = ranks * scope.chunks as u32;
+    // Stages of one copy of the model.
+    let copy = ranks * scope.chunks as u32 / place.copies();
     let here = |from: Option<u32>| {
-        let (home, other) = place.home(from.filter(|s| *s < stages)?, ranks);
+        let (home, other) = place.home(from.filter(|s| s / copy == stage / copy)?, ranks);
         (home == rank && scope.chunks > 1).then_some(other)
     };
     let (before, after) = (here(stage.checked_sub(1)), here(Some(stage + 1)));

@@ -137,6 +137,10 @@ pub fn search(request: &Request) -> Result<Found, Unreachable> {
     let mut candidates = Vec::new();
     for name in dsl::library::names() {
         let schedule = dsl::library::schedule(name).expect("listed");
+        if schedule.place.copies() > 1 {
+            // It can't be run, and takes twice the weights.
+            continue;
+        }
         let of = request.given(name, schedule, request.shape);
         library.push((name.to_owned(), of.as_ref().map(|c| c.figures).map_err(Clone::clone)));
         candidates.extend(of);

@@ -101,6 +101,17 @@ fn an_end_that_differs() {
     insta::assert_debug_snapshot!(found);
 }
 
+/// A long warm-up of rounds hides how a run ends: its last backward pass is left out once the run goes on to `repeat`.
+#[test]
+fn an_end_that_shows_late() {
+    let always = when(B, var(Var::N), CmpOp::Ge, num(0));
+    let order =
+        vec![warmup(after(), vec![step(F)]), warmup(num(5), vec![step(F), step(B)]), repeat(vec![step(F), always])];
+    assert_eq!(refused(&whole(Update::Local, order.clone()), 2, 1).code, "P0302");
+    let ended = [order, vec![drain(vec![step(B)])]].concat();
+    plan::expand(&whole(Update::Local, ended), Shape::new(2, 1)).unwrap();
+}
+
 #[test]
 fn actions_of_the_other_backward() {
     assert_eq!(code(&whole(Update::Flush, vec![repeat(vec![step(F), step(I), step(W)])])), "P0231");

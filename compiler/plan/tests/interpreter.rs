@@ -204,9 +204,15 @@ impl World<'_> {
         World { program, stages, wires: BTreeMap::new(), moving: Vec::new(), now: 0 }
     }
 
+    /// Whether it is the first stage of a copy of the model, and whether the last.
+    fn ends(&self, s: usize) -> (bool, bool) {
+        let stages = self.stages.len() / self.program.copies as usize;
+        (s % stages == 0, s % stages == stages - 1)
+    }
+
     /// Whether a stage and the next are on one rank: the slot of the reader is then written in place.
     fn together(&self, s: usize) -> bool {
-        s + 1 < self.stages.len() && self.program.rank_of_stage[s] == self.program.rank_of_stage[s + 1]
+        !self.ends(s).1 && self.program.rank_of_stage[s] == self.program.rank_of_stage[s + 1]
     }
 
     fn wire(&mut self, from: usize, to: usize) -> &mut Wire {
@@ -227,16 +233,16 @@ impl World<'_> {
 
     fn begin_forward(&mut self, s: usize, mb: u64) -> Result<bool, String> {
         let (from, to) = (s > 0 && self.together(s - 1), self.together(s));
-        let last = s + 1 == self.stages.len();
+        let (first, last) = self.ends(s);
         let stage = &mut self.stages[s];
-        if s > 0 && *stage.recv_f.at(mb)? != Slot::Ready(mb) {
+        if !first && *stage.recv_f.at(mb)? != Slot::Ready(mb) {
             return waits(*stage.recv_f.at(mb)?, mb, from);
         }
         if !last && !to && *stage.send_f.at(mb)? != Slot::Free {
             return Ok(false);
         }
         stage.stash.claim(mb, "stash")?;
-        if s == 0 {
+        if first {
             stage.recv_f.claim(mb, "tokens")?;
         }
         if !last && !to {
@@ -258,12 +264,12 @@ impl World<'_> {
 
     fn begin_backward(&mut self, s: usize, mb: u64) -> Result<bool, String> {
         let (from, to) = (s > 0 && self.together(s - 1), self.together(s));
-        let last = s + 1 == self.stages.len();
+        let (first, last) = self.ends(s);
         let stage = &mut self.stages[s];
         if !last && *stage.recv_b.at(mb)? != Slot::Ready(mb) {
             return waits(*stage.recv_b.at(mb)?, mb, to);
         }
-        if s > 0 && !from && *stage.send_b.at(mb)? != Slot::Free {
+        if !first && !from && *stage.send_b.at(mb)? != Slot::Free {
             return Ok(false);
         }
         let read = stage.read[mb as usize].ok_or_else(|| format!("backward of {mb} before F"))?;
@@ -275,7 +281,7 @@ impl World<'_> {
         if stage.crossed[mb as usize].replace(version - read).is_some() {
             return Err(format!("backward of {mb} twice"));
         }
-        if s > 0 && !from {
+        if !first && !from {
             stage.send_b.claim(mb, "send_b")?;
         }
         if from {
@@ -322,7 +328,7 @@ impl World<'_> {
 
     fn weight(&mut self, s: usize, mb: u64, first: bool, last: bool) -> Checked {
         let k = u64::from(self.program.accumulate);
-        let has_next = s + 1 < self.stages.len();
+        let has_next = !self.ends(s).1;
         let stage = &mut self.stages[s];
         if first != stage.gradients.is_empty() {
             return Err(format!("the gradient of {mb} is marked first: {first}, after {:?}", stage.gradients));

@@ -30,7 +30,7 @@ const IDLE_MAX: u32 = 2000;
 pub fn chunks(schedule: &Schedule, shape: &Shape) -> u32 {
     match schedule.place {
         Place::Linear => 1,
-        Place::Wave => 2,
+        Place::Wave | Place::Bidirectional => 2,
         Place::Loop(Chunks::Given) => shape.chunks,
         Place::Loop(Chunks::Fixed(v)) => v,
     }
@@ -38,8 +38,13 @@ pub fn chunks(schedule: &Schedule, shape: &Shape) -> u32 {
 
 /// The stage that a rank's chunk is.
 pub fn stage(place: Place, chunk: u32, rank: u32, ranks: u32) -> u32 {
-    let backwards = place == Place::Wave && chunk == 1;
-    chunk * ranks + if backwards { ranks - 1 - rank } else { rank }
+    match place {
+        Place::Wave if chunk == 1 => 2 * ranks - 1 - rank,
+        // The earlier stage of both copies comes first.
+        Place::Bidirectional if 2 * rank < ranks => [rank, 2 * ranks - 1 - rank][chunk as usize],
+        Place::Bidirectional => [2 * ranks - 1 - rank, rank][chunk as usize],
+        _ => chunk * ranks + rank,
+    }
 }
 
 struct Rank<'a> {
@@ -48,19 +53,26 @@ struct Rank<'a> {
     rank: i64,
     chunks: u32,
     accumulate: i64,
+    /// Of an update, and of each copy of the model.
+    all: u64,
     microbatches: u64,
     acts: Vec<Act>,
 }
 
 /// What `rank` computes, `microbatches` all through: one flush, or a whole run with local updates.
 pub fn perform(schedule: &Schedule, shape: &Shape, rank: u32, microbatches: u64) -> Result<Vec<Act>, Wrong> {
+    let copies = if schedule.place == Place::Bidirectional { 2 } else { 1 };
+    if microbatches % copies > 0 {
+        return Err(Wrong::Groups);
+    }
     let mut on = Rank {
         schedule,
         ranks: shape.ranks.into(),
         rank: rank.into(),
         chunks: chunks(schedule, shape),
         accumulate: shape.accumulate.into(),
-        microbatches,
+        all: microbatches,
+        microbatches: microbatches / copies,
         acts: Vec::new(),
     };
     for sequence in &schedule.sequences {
@@ -70,7 +82,7 @@ pub fn perform(schedule: &Schedule, shape: &Shape, rank: u32, microbatches: u64)
         on.phase(phase)?;
     }
     let kinds = if schedule.backward == dsl::schedule::Backward::Split { 3 } else { 2 };
-    let all = microbatches * u64::from(on.chunks) * kinds;
+    let all = on.microbatches * u64::from(on.chunks) * kinds;
     if on.acts.len() as u64 == all { Ok(on.acts) } else { Err(Wrong::LeftOut) }
 }
 
@@ -196,16 +208,18 @@ impl Rank<'_> {
     /// What must be done on the same rank before an action.
     fn needs(&self, (action, s, mb): Act) -> Vec<Act> {
         let here = |s: u32| (0..self.chunks).any(|chunk| self.stage(chunk) == s);
+        // The second copy begins at stage P.
+        let border = (self.schedule.place == Place::Bidirectional).then_some(self.ranks as u32);
         let mut needs = Vec::new();
         match action {
             Action::F => {}
             Action::B | Action::I => needs.push((Action::F, s, mb)),
             Action::W => needs.push((Action::I, s, mb)),
         }
-        if action == Action::F && s > 0 && here(s - 1) {
+        if action == Action::F && s > 0 && Some(s) != border && here(s - 1) {
             needs.push((action, s - 1, mb));
         }
-        if matches!(action, Action::B | Action::I) && here(s + 1) {
+        if matches!(action, Action::B | Action::I) && Some(s + 1) != border && here(s + 1) {
             needs.push((action, s + 1, mb));
         }
         needs
@@ -225,7 +239,7 @@ impl Rank<'_> {
             Expr::Var(Var::S) => Ok(self.rank),
             Expr::Var(Var::V) => Ok(self.chunks.into()),
             Expr::Var(Var::K) => Ok(self.accumulate),
-            Expr::Var(Var::M) if flush => Ok(self.microbatches as i64),
+            Expr::Var(Var::M) if flush => Ok(self.all as i64),
             Expr::Var(Var::M) => Err(Wrong::Value),
             Expr::Var(Var::N) => round.ok_or(Wrong::Value),
             Expr::Binary(op, left, right) => {
@@ -256,7 +270,9 @@ impl Rank<'_> {
 }
 
 /// Whether ranks that perform these lists, with unlimited buffers, all come to their end.
-pub fn ends(stages: u32, lists: &[Vec<Act>]) -> bool {
+pub fn ends(schedule: &Schedule, shape: &Shape, lists: &[Vec<Act>]) -> bool {
+    let copies = if schedule.place == Place::Bidirectional { 2 } else { 1 };
+    let stages = shape.ranks * chunks(schedule, shape) / copies;
     let mut done = std::collections::HashSet::new();
     let mut next = vec![0; lists.len()];
     loop {
@@ -264,8 +280,8 @@ pub fn ends(stages: u32, lists: &[Vec<Act>]) -> bool {
         for (list, next) in lists.iter().zip(&mut next) {
             while let Some(&(action, s, mb)) = list.get(*next) {
                 let input = match action {
-                    Action::F => s.checked_sub(1).map(|lower| (action, lower, mb)),
-                    Action::B | Action::I => Some((action, s + 1, mb)).filter(|_| s + 1 < stages),
+                    Action::F => (s % stages > 0).then(|| (action, s - 1, mb)),
+                    Action::B | Action::I => (s % stages < stages - 1).then_some((action, s + 1, mb)),
                     Action::W => None,
                 };
                 if input.is_some_and(|input| !done.contains(&input)) {

@@ -68,6 +68,7 @@ fn random_streams(random: &mut Random) -> Program {
         rings,
         accumulate: k,
         policy: Policy::Current,
+        copies: 1,
     }
 }
 
@@ -241,8 +242,8 @@ fn arbitrary_programs_get_an_answer() {
         let rank_of_stage = (0..random.below(4)).map(|_| RankId(wild(&mut random) % 5)).collect();
         let rings =
             (0..random.below(4)).map(|_| RingSizes { stash: wild(&mut random), ..Default::default() }).collect();
-        let _ =
-            verify(&Program { streams, rank_of_stage, rings, accumulate: wild(&mut random), policy: Policy::Stash });
+        let (accumulate, copies) = (wild(&mut random), wild(&mut random));
+        let _ = verify(&Program { streams, rank_of_stage, rings, accumulate, policy: Policy::Stash, copies });
     }
     // One wild number in a sound program.
     for good in good_programs() {

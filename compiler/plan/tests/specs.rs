@@ -68,7 +68,8 @@ fn schedule(random: &mut Random, ranks: u64, chunks: u64) -> (String, String, u6
         3..=4 => own(changed(random, chunks)),
         5..=8 => own((linear(random), 1)),
         9 => own(looped(random, chunks)),
-        10 => own((wave(random), 2)),
+        10 if random.one_in(3) => own((wave(random, "bidirectional"), 1)),
+        10 => own((wave(random, "wave"), 2)),
         _ => own(block(random)),
     }
 }
@@ -78,6 +79,7 @@ fn per_rank(source: &str, chunks: u64) -> u64 {
     match () {
         () if source.contains("place    wave") => 2,
         () if source.contains("loop(v)") => chunks,
+        // Two copies of one.
         () => 1,
     }
 }
@@ -221,14 +223,14 @@ fn looped(random: &mut Random, chunks: u64) -> (String, u64) {
 }
 
 /// There and back, or two stages a rank in turn, by name.
-fn wave(random: &mut Random) -> String {
+fn wave(random: &mut Random, place: &str) -> String {
     let split = random.below(3) > 0;
     let steps: &[&str] = if split {
         random.pick(&[&["F0", "I0", "W0", "F1", "I1", "W1"][..], &["F1", "I1", "W1", "F0", "I0", "W0"]])
     } else {
         random.pick(&[&["F0", "B0", "F1", "B1"][..], &["F1", "B1", "F0", "B0"]])
     };
-    let place = if random.one_in(5) { "loop(2)" } else { "wave" };
+    let place = if place == "wave" && random.one_in(5) { "loop(2)" } else { place };
     let mut text = clauses(place, split, false) + "  order {\n";
     let forward = ["2 * (P - s) - 1", "2 * P - 1 - s", "M", "P - s", "2 * P"];
     let _ = writeln!(text, "    warmup {} {{ F0 }}", random.pick(&forward));

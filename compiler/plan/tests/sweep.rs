@@ -60,7 +60,11 @@ pub fn outcome(text: &str, random: &mut Random) -> Outcome {
 
 fn case(spec: Spec, shape: Shape, program: Program) -> Case {
     let costs = match spec.machine.cost.as_ref().map(|cost| &cost.value) {
-        Some(dsl::spec::Cost::Stages(costs)) => Costs::of_spec(costs, program.rank_of_stage.len()),
+        Some(dsl::spec::Cost::Stages(costs)) => {
+            let mut costs = Costs::of_spec(costs, program.stages_of_copy());
+            costs.stages = costs.stages.repeat(program.copies as usize);
+            costs
+        }
         other => panic!("the generator writes costs by stage: {other:?}"),
     };
     let subject = Subject { shape, ..Subject::of(&spec) };
@@ -305,6 +309,7 @@ fn computed(schedule: &Schedule, shape: &Shape, updates: u64) -> Result<Vec<Vec<
         Update::Local => orders::perform(schedule, shape, rank, updates * k),
         Update::Flush => {
             let one = orders::perform(schedule, shape, rank, k)?;
+            let k = k / u64::from(schedule.place.copies());
             let flush = |n: u64| one.iter().map(move |(action, stage, mb)| (*action, *stage, mb + n * k));
             Ok((0..updates).flat_map(flush).collect())
         }
@@ -328,6 +333,7 @@ fn confirm(spec: &Spec, shape: &Shape, found: &Diagnostic, random: &mut Random) 
         "P0304" => right(Wrong::Idle),
         "P0309" => right(Wrong::Groups),
         "P0306" | "P0308" => unsteady(schedule, shape),
+        "P0314" if shape.ranks % 2 == 1 && schedule.place == Place::Bidirectional => Ok(()),
         "P0310" => deadlock(schedule, shape, updates, random),
         "P0340" => lost_version(schedule, shape, random),
         other => Err(format!("an unexpected code: {other}")),
@@ -373,7 +379,7 @@ fn unsteady(schedule: &Schedule, shape: &Shape) -> Result<(), String> {
 fn deadlock(schedule: &Schedule, shape: &Shape, updates: u64, random: &mut Random) -> Result<(), String> {
     let lists: Result<Vec<_>, _> = (0..shape.ranks).map(|rank| performed(schedule, shape, rank, updates)).collect();
     let lists = lists.map_err(|wrong| format!("the order can't be performed: {wrong:?}"))?;
-    if !orders::ends(shape.ranks * orders::chunks(schedule, shape), &lists) {
+    if !orders::ends(schedule, shape, &lists) {
         return Ok(());
     }
     let program = plan::expand::streams(schedule, shape).map_err(|d| d.message)?;
@@ -413,6 +419,7 @@ impl Tally {
             ("several stages a rank", p.rank_of_stage.len() > p.streams.len()),
             ("three stages a rank", p.rank_of_stage.len() == 3 * p.streams.len()),
             ("wave", schedule.place == Place::Wave),
+            ("two copies", p.copies > 1),
             ("block", block),
             ("boundary", case.spec.pipeline.boundary.is_some()),
             ("own schedule", !schedule.library),

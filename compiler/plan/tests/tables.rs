@@ -177,6 +177,53 @@ fn folded_dualpipe() {
     }
 }
 
+/// DualPipe: P + 1 micro-batches on every rank, and a bubble of (P/2 - 1)(F + I - W). The published (P/2 - 1)(F&B + B - 3W)
+/// is more: there a gradient is sent at the end of a pair, with its W.
+#[test]
+fn dualpipe() {
+    for ranks in [2, 4, 6, 8, 12] {
+        for m in [2 * ranks, 2 * ranks + 2, 4 * ranks] {
+            for (f, i, w) in [(1, 1, 1), (2, 2, 1), (3, 2, 2), (5, 4, 3)] {
+                let costs = Costs::uniform(2 * ranks as usize, f, i, w, 0);
+                let facts = facts_with(&library("dualpipe"), Shape::new(ranks, m), &costs, None);
+                let idle = u64::from(ranks / 2 - 1) * (f + i - w);
+                assert_eq!(facts.makespan_ns, u64::from(m) * (f + i + w) + idle, "{ranks} ranks, {m}, {f} {i} {w}");
+                assert!(idle <= u64::from(ranks / 2 - 1) * (f + i + w + i + w - 3 * w));
+                assert!(facts.ranks.iter().all(|r| r.in_flight_max == ranks + 1), "{ranks} ranks, {m}");
+            }
+        }
+    }
+}
+
+/// Chimera: bubble (P - 2)/(2M + P - 2) where B takes as long as F; P/2 + 1 to P micro-batches.
+#[test]
+fn chimera() {
+    for ranks in [2, 4, 6, 8, 12] {
+        for m in [ranks, 2 * ranks, 5 * ranks] {
+            let costs = Costs::uniform(2 * ranks as usize, 2, 1, 1, 0);
+            let facts = facts_with(&library("chimera"), Shape::new(ranks, m), &costs, None);
+            let bubble = f64::from(ranks - 2) / f64::from(2 * m + ranks - 2);
+            for (r, rank) in facts.ranks.iter().enumerate() {
+                assert!((rank.bubble_makespan - bubble).abs() < 1e-12, "{ranks} ranks, {m}: {}", rank.bubble_makespan);
+                let inner = (r as u32).min(ranks - 1 - r as u32);
+                assert_eq!(rank.in_flight_max, ranks / 2 + 1 + inner, "{ranks} ranks, {m}");
+            }
+        }
+    }
+}
+
+/// The two copies are pipelines of their own: neither hands over to the other, though they meet on the last rank.
+#[test]
+fn copies_do_not_meet() {
+    let program = plan::expand(&library("dualpipe"), Shape::new(4, 8)).unwrap();
+    assert_eq!((program.copies, program.accumulate, program.stages_of_copy()), (2, 4, 4));
+    let homes: Vec<u32> = program.rank_of_stage.iter().map(|rank| rank.0).collect();
+    assert_eq!(homes, [0, 1, 2, 3, 3, 2, 1, 0]);
+    assert_eq!((program.after(3), program.before(4), program.hands_over(3)), (None, None, false));
+    let refused = |ranks, m| plan::expand(&library("dualpipe"), Shape::new(ranks, m)).unwrap_err()[0].code;
+    assert_eq!((refused(3, 6), refused(4, 7)), ("P0314", "P0309"));
+}
+
 #[test]
 fn peak_does_not_depend_on_the_number_of_microbatches() {
     let peaks = |m| facts(&one_f_one_b(), 8, m).ranks.iter().map(|r| r.in_flight_max).collect::<Vec<_>>();

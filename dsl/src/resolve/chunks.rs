@@ -10,7 +10,7 @@ pub(super) fn check(cx: &mut Context, schedule: &Schedule, order: &Span) {
     // None: as `pipeline.chunks` says.
     let count = match schedule.place {
         Place::Linear => Some(1),
-        Place::Wave => Some(2),
+        Place::Wave | Place::Bidirectional => Some(2),
         Place::Loop(Chunks::Fixed(count)) => Some(count),
         Place::Loop(Chunks::Given) => None,
     };

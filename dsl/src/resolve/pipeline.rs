@@ -35,7 +35,7 @@ pub(super) const REQUIRE: Keys =
     Keys { block: "require", known: &["memory", "bubble"], later: &["drift", "delay", "throughput", "makespan"] };
 
 /// Published schedules that the library has not yet.
-const SCHEDULES_LATER: [&str; 3] = ["dualpipe", "chimera", "one_step_delay"];
+const SCHEDULES_LATER: [&str; 1] = ["one_step_delay"];
 
 /// What `pipeline` refers to outside its block.
 pub(super) struct Outer<'a> {
@@ -52,7 +52,7 @@ pub(super) struct Outer<'a> {
     pub broken: &'a [&'a str],
 }
 
-/// Stages a rank, where the block can be read that far. Faults are reported by [`pipeline`].
+/// Stages of the model for each rank, where the block can be read that far. Faults are reported by [`pipeline`].
 pub(super) fn chunks(block: &Block, schedules: &[Schedule]) -> u32 {
     let find = |key: &str| block.body.entries.iter().find(|e| e.key.text == key).map(|e| &e.value.kind);
     let Some(ValueKind::Word(word)) = find("schedule") else { return 1 };
@@ -62,7 +62,7 @@ pub(super) fn chunks(block: &Block, schedules: &[Schedule]) -> u32 {
         Some(ValueKind::Number(number)) => number.whole.and_then(|n| u32::try_from(n).ok()),
         _ => None,
     };
-    place.chunks(given.filter(|n| (1..=CHUNKS_MAX).contains(n)).unwrap_or(CHUNKS_DEFAULT))
+    place.chunks(given.filter(|n| (1..=CHUNKS_MAX).contains(n)).unwrap_or(CHUNKS_DEFAULT)) / place.copies()
 }
 
 /// Stages a rank with `place loop(v)`, unless the file says.

@@ -111,12 +111,13 @@ fn place(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Op
     let clause = clauses.need(cx, "place", "place linear", written)?;
     if let ClauseKind::Words(words, _) = &clause.kind
         && let Some(word) = words.first()
-        && ["table", "bidirectional"].contains(&word.text.as_str())
+        && word.text == "table"
     {
-        not_yet(cx, &clause.span, &format!("`place {}`", word.text), "use `place linear`, `loop(v)` or `wave`");
+        let instead = "use `place linear`, `loop(v)`, `wave` or `bidirectional`";
+        not_yet(cx, &clause.span, &format!("`place {}`", word.text), instead);
         return None;
     }
-    const FORM: &str = "place linear`, `place loop(v)` or `place wave";
+    const FORM: &str = "place linear`, `place loop(v)`, `place wave` or `place bidirectional";
     if let ClauseKind::Call(name, size) = &clause.kind
         && name.text == "loop"
     {
@@ -125,6 +126,7 @@ fn place(cx: &mut Context, clauses: &Clauses<'_>, written: &ast::Schedule) -> Op
     match words(cx, clause, FORM)?.as_str() {
         "linear" => Some(Place::Linear),
         "wave" => Some(Place::Wave),
+        "bidirectional" => Some(Place::Bidirectional),
         _ => {
             wrong_form(cx, clause, FORM);
             None

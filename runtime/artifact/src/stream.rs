@@ -61,6 +61,12 @@
 //! the only buffer: F of the stage before writes its output straight into `recv_f` of the next stage, and B (I) of the stage after writes its
 //! input gradient straight into `recv_b` of the stage before. So `recv_f` is then claimed at the start of F(m) of the stage before,
 //! `recv_b` at the start of B(m) (I(m)) of the next stage; both are released as in the table. The stream's order is all that there is to wait for.
+//!
+//! # Copies
+//!
+//! A program may hold several copies of the model's stages, each a pipeline of its own with its share of the micro-batches: of
+//! `S` stages a copy, stage `c S + i` is copy `c` of stage `i`. Micro-batches and updates are numbered within each copy. An update takes the
+//! gradients of all copies: they must be exchanged before it, which no instruction here does. So such programs are analysed and not run.
 
 use crate::ids::StageId;
 use serde::{Deserialize, Serialize};
@@ -167,9 +173,20 @@ pub struct Program {
     pub rank_of_stage: Vec<crate::ids::RankId>,
     /// By stage.
     pub rings: Vec<RingSizes>,
-    /// Micro-batches per update (K).
+    /// Micro-batches per update (K), of one copy.
     pub accumulate: u32,
     pub policy: Policy,
+    /// Copies of the model's stages.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub copies: u32,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn is_one(copies: &u32) -> bool {
+    *copies == 1
 }
 
 impl Program {
@@ -178,20 +195,37 @@ impl Program {
         self.streams.iter().map(|s| s.prologue.len() + s.period.len()).sum()
     }
 
+    /// Stages of one copy of the model.
+    pub fn stages_of_copy(&self) -> usize {
+        self.rank_of_stage.len() / self.copies.max(1) as usize
+    }
+
+    /// The stage that `stage` has its input from; none on the first stage of a copy.
+    pub fn before(&self, stage: usize) -> Option<usize> {
+        stage.checked_sub(1).filter(|_| stage % self.stages_of_copy().max(1) > 0)
+    }
+
+    /// The stage that has its input from `stage`; none on the last stage of a copy.
+    pub fn after(&self, stage: usize) -> Option<usize> {
+        let next = stage + 1;
+        (next < self.rank_of_stage.len() && next % self.stages_of_copy().max(1) > 0).then_some(next)
+    }
+
     /// Whether `stage` and the one after it exist and lie on the same rank: they hand over (see the module's text).
     pub fn hands_over(&self, stage: usize) -> bool {
-        self.rank_of_stage.get(stage).is_some_and(|rank| self.rank_of_stage.get(stage + 1) == Some(rank))
+        let same = |next: usize| self.rank_of_stage.get(stage) == self.rank_of_stage.get(next);
+        self.after(stage).is_some_and(same)
     }
 
     /// The border over which `stage` receives activations and sends gradients, named by its lower stage. None on the
     /// first stage, and where the stage before is on the same rank.
     pub fn border_before(&self, stage: usize) -> Option<usize> {
-        stage.checked_sub(1).filter(|before| !self.hands_over(*before))
+        self.before(stage).filter(|before| !self.hands_over(*before))
     }
 
     /// The border over which `stage` sends activations and receives gradients, named by its lower stage. None on the
     /// last stage, and where the next stage is on the same rank.
     pub fn border_after(&self, stage: usize) -> Option<usize> {
-        (stage + 1 < self.rank_of_stage.len() && !self.hands_over(stage)).then_some(stage)
+        (self.after(stage).is_some() && !self.hands_over(stage)).then_some(stage)
     }
 }

@@ -109,6 +109,7 @@ fn counts(m: &Manifest) -> Check {
 }
 
 fn streams(m: &Manifest) -> Check {
+    ensure!(m.program.copies == 1, "the program has {} copies of each stage; a bundle has one", m.program.copies);
     let k = m.program.accumulate;
     ensure!(k > 0, "accumulate is 0");
     for (rank, stream) in m.program.streams.iter().enumerate() {

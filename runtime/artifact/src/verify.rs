@@ -131,6 +131,9 @@ fn shape(program: &Program) -> Result<(), String> {
     if ranks == 0 || stages == 0 {
         return Err("there are no ranks or no stages".into());
     }
+    if program.copies == 0 || !stages.is_multiple_of(program.copies as usize) {
+        return Err(format!("{} copies of the stages in {stages} stages", program.copies));
+    }
     if program.rings.len() != stages {
         return Err(format!("{} sets of rings for {stages} stages", program.rings.len()));
     }
@@ -156,14 +159,13 @@ fn shape(program: &Program) -> Result<(), String> {
 }
 
 fn placement(program: &Program) -> Vec<Violation> {
-    let last = program.rank_of_stage.len() - 1;
     let wrong = |rank: RankId, i: &Instr| {
         let op = Kind::of(i.op);
         let why = match (program.rank_of_stage.get(i.stage.index()), op) {
             (None, _) => "does not exist",
             (Some(home), _) if *home != rank => "lies on another rank",
-            (_, Kind::RecvF | Kind::SendB) if i.stage.index() == 0 => "is the first",
-            (_, Kind::SendF | Kind::RecvB) if i.stage.index() == last => "is the last",
+            (_, Kind::RecvF | Kind::SendB) if program.before(i.stage.index()).is_none() => "is the first",
+            (_, Kind::SendF | Kind::RecvB) if program.after(i.stage.index()).is_none() => "is the last",
             (_, Kind::RecvF | Kind::SendB) if program.border_before(i.stage.index()).is_none() => {
                 "has the stage before on the same rank"
             }

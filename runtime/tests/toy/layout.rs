@@ -47,6 +47,7 @@ pub fn manifest(toy: Toy) -> Manifest {
             rings: (0..toy.ranks).map(|rank| rings(toy, rank)).collect(),
             accumulate: toy.accumulate,
             policy: Policy::Current,
+            copies: 1,
         },
         stages,
         memory,

@@ -56,7 +56,8 @@ impl Table {
         let shape = Shape::new(self.rows.len() as u32, self.accumulate());
         let rank_of_stage = self.row_of_stage.iter().map(|row| RankId(*row as u32)).collect();
         let (accumulate, policy) = (self.accumulate(), Policy::Current);
-        let mut program = Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate, policy };
+        let mut program =
+            Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate, policy, copies: 1 };
         let places = places(&lines, self.row_of_stage.len(), microbatches as usize);
         program.rings = (0..places.len()).map(|s| self.rings(&program, &places, s, &shape)).collect();
         program.streams =

@@ -105,7 +105,7 @@ pub(super) fn rings(program: &Program, stages: &[StageIndex], s: usize) -> Optio
     let (rings, stage) = (&program.rings[s], &stages[s]);
     let (f, b, w) = (&stage.f, &stage.input_gradient, &stage.weight_gradient);
     // What is handed over is claimed by the instruction that writes it.
-    let input = s.checked_sub(1).filter(|_| stage.recv_f.is_none()).map_or(f, |before| &stages[before].f);
+    let input = program.before(s).filter(|_| stage.recv_f.is_none()).map_or(f, |before| &stages[before].f);
     let output_gradient = program.hands_over(s).then(|| &stages[s + 1].input_gradient);
     let checks = [
         ("stash", rings.stash, Some((f, w))),
