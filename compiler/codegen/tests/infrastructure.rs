@@ -295,6 +295,7 @@ fn the_schedule_prints_as_a_verified_module() {
         rings: vec![RingSizes::default()],
         accumulate: 1,
         policy: Policy::Current,
+        copies: 1,
     };
     insta::assert_snapshot!(emit_sched(&program, &[stage(0, &[(0, 37)])], &[update(37)]).unwrap());
 }
