@@ -21,10 +21,10 @@ pub fn write(kernel: &Kernel, part: UpdatePart) -> DeviceKernel {
             device.launch([1, 1, 1], WARP, &operands, |code| sum_squares(code, len, add, [&x, &sum]));
         }
         UpdatePart::Scale { len, factor: by } => {
-            let (sum, x) = (operands.add("sum", &[1], "f64"), operands.f32("x", &[len]));
+            let (squares, x) = (operands.add("squares", &[1], "f64"), operands.f32("x", &[len]));
             elementwise(&mut device, &operands, len, |code, at, group| {
                 let zero = code.index(0);
-                let sum = code.load(&sum, &[&zero]);
+                let sum = code.load(&squares, &[&zero]);
                 code.line(&format!("%sum = arith.bitcast {sum} : f64 to f64"));
                 code.line(&factor(by));
                 let old = code.load_group(&x, &[at], group);
