@@ -59,7 +59,7 @@ fn channel(i: &Instr) -> Option<(u32, bool)> {
     })
 }
 
-/// Pairs in ascending order, and by channel the number of its pair.
+/// Pairs in ascending order, with space for their transfers, and by channel the number of its pair.
 fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     let homes = &program.rank_of_stage;
     let channels = 2 * homes.len().saturating_sub(1);
@@ -70,9 +70,15 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     let mut all: Vec<_> = (0..channels).map(ends).collect();
     all.sort_unstable();
     all.dedup();
-    let numbers = (0..channels).map(|c| all.partition_point(|pair| *pair < ends(c))).collect();
-    let pair = |(sender, receiver)| Pair { sender, receiver, sent: Side::default(), received: Side::default() };
-    (all.into_iter().map(pair).collect(), numbers)
+    let numbers: Vec<usize> = (0..channels).map(|c| all.partition_point(|pair| *pair < ends(c))).collect();
+    let mut capacities = vec![0; all.len()];
+    numbers.iter().for_each(|number| capacities[*number] += program.streams[0].microbatches as usize);
+    let side = |capacity| Side { prologue: Vec::new(), period: Vec::with_capacity(capacity) };
+    let pair = |((sender, receiver), capacity)| {
+        let (sent, received) = (side(capacity), side(capacity));
+        Pair { sender, receiver, sent, received }
+    };
+    (all.into_iter().zip(capacities).map(pair).collect(), numbers)
 }
 
 /// The pairs of ranks whose sequences differ. Placement must hold.

@@ -80,16 +80,31 @@ impl<'a> Versions<'a> {
     fn passes(&self) -> impl Iterator<Item = Missing> + '_ {
         let StageIndex { f, input_gradient, .. } = self.index;
         let (kind, step) = (self.index.backward(), f.step());
-        let microbatches = (0..step as usize).flat_map(move |residue| {
+        (0..step as usize).flat_map(move |residue| {
             let turns = f.turns(residue).max(input_gradient.turns(residue));
             work::visit(2 * (turns as usize + 1));
-            (0..=turns).map(move |turn| residue as u64 + turn * step)
-        });
-        microbatches.flat_map(move |mb| {
-            let pass =
-                |op, version, at| Missing { op, mb, version, made: self.made.before(at), begun: self.begun.before(at) };
-            [pass(Kind::F, self.forward(mb), f.at(mb)), pass(kind, self.backward(mb), input_gradient.at(mb))]
+            (0..=turns).flat_map(move |turn| {
+                let mb = residue as u64 + turn * step;
+                let pass = |op, at, older: Option<i64>| {
+                    let (made, begun) = (self.made.before(at), self.begun.before(at));
+                    Missing { op, mb, version: older.unwrap_or(made as i64), made, begun }
+                };
+                let [forward, backward] = self.older(mb);
+                [
+                    pass(Kind::F, f.place(residue, turn), forward),
+                    pass(kind, input_gradient.place(residue, turn), backward),
+                ]
+            })
         })
+    }
+
+    /// Versions that F and B (I) of a micro-batch read where that is not the newest.
+    fn older(&self, mb: u64) -> [Option<i64>; 2] {
+        match self.policy {
+            Policy::Current | Policy::Predicted => [None; 2],
+            Policy::Stash => [None, Some(self.forward(mb))],
+            Policy::DoubleBuffer => [Some(self.forward(mb)); 2],
+        }
     }
 }
 
