@@ -291,7 +291,7 @@ fn costs(spec: &Spec, times: &SpecTimes, layers: Option<&[Vec<Layer>]>, stages: 
         (SpecTimes::Layers(costs), _, Some(layers)) => Costs::of_spec(&costs.stages(layers), stages),
         (SpecTimes::None, Some(model), Some(layers)) => {
             let dims = Dims::new(model, spec.pipeline.microbatch.value);
-            Costs::of_spec(&model::cost::costs(&dims, layers), stages)
+            Costs::of_spec(&model::cost::costs(&dims, layers, spec.pipeline.recompute.value), stages)
         }
         _ => Costs::uniform(stages, 1000, 1000, 1000, 0),
     }
@@ -309,7 +309,8 @@ fn build(
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
     let rules = rules(spec, stages);
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
-    let input = Input { dims, partition: layers, fuse: spec.pipeline.fuse.value, rules: &rules, program, target };
+    let (fuse, recompute) = (spec.pipeline.fuse.value, spec.pipeline.recompute.value);
+    let input = Input { dims, partition: layers, fuse, rules: &rules, recompute, program, target };
     let build = model::build::build(&input);
     found.extend(model::limits::check_memory(&input, &build, &bounds(spec), &model.span));
     build

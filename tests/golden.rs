@@ -194,6 +194,26 @@ fn a_double_buffer_equals_the_emulator() {
     by_policy("double_buffer_k4", "pipedream_2bw", [2; 4], [1; 4]);
 }
 
+/// PACI that keeps no activations: the forward pass runs again with the weights as they are, so nothing drifts. Only the version's word is
+/// stashed, and the delay remains.
+#[test]
+fn recomputed_activations_equal_the_emulator() {
+    let golden = Golden::read("recompute_k1");
+    let project = Project::new(&golden.spec("async_1f1b", 4).replace("pipeline {", "pipeline { recompute = full,"));
+    let report: Value = serde_json::from_str(&project.output(&["check", "spec.pace", "--format", "json"])).unwrap();
+    let trained = project.train("spec.pace", 20, &[]);
+    golden.compare(&trained.losses);
+    for s in 0..4 {
+        let (seen, proved) = (&trained.summary["stages"][s], &report["stages"][s]);
+        assert_eq!((&seen["drift_max_seen"], &proved["drift"]["max"]), (&0.into(), &0.into()));
+        let delay = (3 - s as u64).into();
+        assert_eq!((&seen["delay_max_seen"], &proved["delay"]["max"]), (&delay, &delay));
+        let memory = &report["ranks"][s]["memory"];
+        assert_eq!(trained.summary["ranks"][s]["allocated_bytes"], memory["total"]);
+        assert_eq!(memory["stash"], 64 * (4 - s as u64));
+    }
+}
+
 /// An asynchronous run whose updates are corrected for their delay, with so many buffers of the optimizer's beside each weight, by rank.
 fn corrected(name: &str, states: [u64; 4]) {
     let golden = Golden::read(name);

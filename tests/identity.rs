@@ -95,6 +95,21 @@ fn older_versions_have_the_same_bits_fused_unfused_and_cut_otherwise() {
     }
 }
 
+#[test]
+fn recomputation_changes_no_bit_of_a_synchronous_run() {
+    let project = Project::new(SPEC);
+    let reference = losses(&project, &[]);
+    for (recompute, schedule, ranks) in [("full", "one_f_one_b", 2), ("full", "gpipe", 1), ("attention", "gpipe", 4)] {
+        let sets = [
+            format!("pipeline.recompute={recompute}"),
+            format!("pipeline.schedule={schedule}"),
+            format!("machine.ranks={ranks}"),
+        ];
+        let sets: Vec<&str> = sets.iter().map(String::as_str).collect();
+        assert_eq!(losses(&project, &sets), reference, "{sets:?}");
+    }
+}
+
 /// 11 sequences of 101 tokens: the sum over tokens is longer than one K block.
 #[test]
 fn fused_and_unfused_updates_agree_over_several_panels() {

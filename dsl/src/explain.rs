@@ -20,7 +20,7 @@ const PAGES: &[(&str, &str)] = pages![
     // Schedule blocks.
     P0231 P0232 P0233 P0234 P0235 P0236
     // Without effect.
-    P0240
+    P0240 P0241
     // The command line.
     P0250 P0251
     // Plan: one code a line.

@@ -29,7 +29,7 @@ pub use set::{Set, with_sets};
 use crate::ast::{Block, Entry, File, Item};
 use crate::diag::Diagnostic;
 use crate::schedule::Schedule;
-use crate::spec::{Machine, Spec};
+use crate::spec::{Machine, Model, Recompute, Spec};
 use crate::suggest::nearest;
 
 /// Largest number of ranks.
@@ -116,6 +116,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         correction::fits(cx, staleness, found);
     }
     let (pipeline, schedule) = pipeline?;
+    let model = model.map(|found| found.map(|model| recomputed(model, pipeline.recompute.value)));
     let optimizer::Found { optimizer, learning_rate, groups, clip } = optimizer?;
     Some(Spec {
         model: match model {
@@ -132,6 +133,14 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         require: require?,
         schedule,
     })
+}
+
+/// A model for analysis only recomputes as `pipeline` says, unless its own key does.
+fn recomputed(mut model: Model, recompute: Recompute) -> Model {
+    if !model.analysis_only.is_empty() && model.variant.recompute == Recompute::None {
+        model.variant.recompute = recompute;
+    }
+    model
 }
 
 fn gather<'a>(cx: &mut Context, file: &'a File) -> Items<'a> {

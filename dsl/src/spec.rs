@@ -183,6 +183,8 @@ pub struct Pipeline {
     /// `fuse = off` keeps the update out of the weight-gradient kernels (default: fused).
     pub fuse: At<bool>,
     pub cover_latency: At<Cover>,
+    /// What the backward pass computes again instead of keeping it from the forward pass.
+    pub recompute: At<Recompute>,
     /// Limits within which the schedule is searched; `schedule` then only stands for the one that is found.
     pub search: Option<Search>,
 }

@@ -575,6 +575,28 @@ fn weights_by_spec_and_by_schedule() {
 }
 
 #[test]
+fn recomputation() {
+    let text = |schedule: &str, recompute: &str| {
+        format!(
+            "machine {{ ranks = 4 }}\npipeline {{ schedule = {schedule}, accumulate = 4, recompute = {recompute} }}"
+        )
+    };
+    for (word, recompute) in [("none", Recompute::None), ("attention", Recompute::Attention), ("full", Recompute::Full)]
+    {
+        assert_eq!(load(&text("gpipe", word), &[]).pipeline.recompute.value, recompute);
+    }
+    // What W reads would be kept from I on.
+    assert_eq!(load(&text("zb_h1", "none"), &[]).pipeline.recompute.value, Recompute::None);
+    for word in ["attention", "full"] {
+        let (_, found) = dsl::load(&text("zb_h1", word), &[]);
+        assert_eq!(found.iter().map(|d| d.code).collect::<Vec<_>>(), ["P0241"]);
+    }
+    // A model for analysis only takes it as its own.
+    let spec = load(BIG, &["model.recompute=none", "pipeline.recompute=full"]);
+    assert_eq!(spec.model.expect("given").variant.recompute, Recompute::Full);
+}
+
+#[test]
 fn a_schedule_of_ones_own_says_its_weights() {
     let text = "machine { ranks = 4 }
 pipeline { schedule = mine, accumulate = 4 }

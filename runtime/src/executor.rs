@@ -212,7 +212,7 @@ impl<'a> Worker<'a> {
         let io = &self.stage(local).io;
         let (seen, newest) = (self.word(&io.version_seen, mb), self.rank.stages[local].version);
         let reads = versions::backward(self.policy(), seen, newest);
-        let drift = self.word(&io.version, reads) - seen;
+        let drift = self.word(&io.version, reads) - versions::activations(self.policy(), seen, reads);
         let state = &mut self.rank.stages[local];
         state.drift_max = state.drift_max.max(drift);
         Slots { microbatch: mb, seen: reads, newest, ahead: false }

@@ -12,7 +12,7 @@ use artifact::stream::Policy;
 pub fn forward(policy: Policy, update: u64, newest: u64) -> u64 {
     match policy {
         Policy::DoubleBuffer => update.saturating_sub(1),
-        Policy::Current | Policy::Stash | Policy::Predicted => newest,
+        Policy::Current | Policy::Recomputed | Policy::Stash | Policy::Predicted => newest,
     }
 }
 
@@ -20,8 +20,13 @@ pub fn forward(policy: Policy, update: u64, newest: u64) -> u64 {
 pub fn backward(policy: Policy, seen: u64, newest: u64) -> u64 {
     match policy {
         Policy::Stash | Policy::DoubleBuffer => seen,
-        Policy::Current | Policy::Predicted => newest,
+        Policy::Current | Policy::Recomputed | Policy::Predicted => newest,
     }
+}
+
+/// Version of the activations that B or I of a micro-batch reads, which itself reads `reads`.
+pub fn activations(policy: Policy, seen: u64, reads: u64) -> u64 {
+    if policy == Policy::Recomputed { reads } else { seen }
 }
 
 /// What an instruction's selectors stand for.

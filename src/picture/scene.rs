@@ -134,7 +134,9 @@ fn actions(analysed: &Analysed, events: &[Timed]) -> Vec<Action> {
         let made = &mut versions[event.stage.index()];
         *made += u64::from(event.op == Op::U);
         let version = match (analysed.program.policy, event.op) {
-            (_, Op::U) | (Policy::Current | Policy::Predicted, _) | (Policy::Stash, Op::F) => *made,
+            (_, Op::U) | (Policy::Current | Policy::Recomputed | Policy::Predicted, _) | (Policy::Stash, Op::F) => {
+                *made
+            }
             (Policy::Stash, _) => seen.get(&(event.stage, event.mb)).copied().unwrap_or(*made),
             (Policy::DoubleBuffer, _) => (event.mb / k).saturating_sub(1),
         };

@@ -15,7 +15,7 @@ use crate::update::{Arg, UpdatePlan, UpdateStep};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, KernelEntry, Memory, Param, Place, Selector, Stage, variant};
 use artifact::stream::{Accumulation, Op, Program, RingSizes};
-use dsl::spec::Layer;
+use dsl::spec::{Layer, Recompute};
 use std::collections::HashMap;
 
 /// What is built from. `dims` come from [`crate::dims::check_sizes`], `partition` come from
@@ -27,6 +27,7 @@ pub struct Input<'a> {
     /// Updates run inside the last weight gradients where their rules allow it.
     pub fuse: bool,
     pub rules: &'a Rules,
+    pub recompute: Recompute,
     pub program: &'a Program,
     pub target: Target,
 }
@@ -107,7 +108,7 @@ fn entry(kernel: &Kernel) -> KernelEntry {
 fn plan_stage(input: &Input, layers: &[Layer], usage: &Usage) -> StagePlan {
     let tokens = u64::from(input.program.accumulate) * u64::from(input.dims.rows());
     let loss_scale = (1.0 / tokens as f64) as f32;
-    StagePlan::new(&input.dims, layers, loss_scale, usage.split)
+    StagePlan::new(&input.dims, layers, loss_scale, usage.split, input.recompute)
         .expect("checked sizes give a well-shaped graph with a kernel for every node")
 }
 

@@ -7,7 +7,7 @@ use crate::dims::Dims;
 use crate::graph::Part;
 use crate::kernel::{KernelOp, MatMul, Table};
 use crate::stage::{StageError, StagePlan};
-use dsl::spec::{Costs, Layer};
+use dsl::spec::{Costs, Layer, Recompute};
 
 /// Operations per micro-batch of some layers, by part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub fn flops(op: &KernelOp) -> u64 {
 }
 
 /// Operations of a stage that holds `layers`.
-pub fn work(dims: &Dims, layers: &[Layer]) -> Result<Work, StageError> {
-    let plan = StagePlan::new(dims, layers, 1.0, false)?;
+pub fn work(dims: &Dims, layers: &[Layer], recompute: Recompute) -> Result<Work, StageError> {
+    let plan = StagePlan::new(dims, layers, 1.0, false, recompute)?;
     let mut work = Work::default();
     for step in plan.forward.iter().chain(&plan.backward) {
         let part = match step.part {
@@ -82,9 +82,16 @@ pub struct LayerWork {
 }
 
 impl LayerWork {
-    pub fn new(dims: &Dims) -> LayerWork {
-        let of =
-            |layer| work(dims, &[layer]).expect("checked sizes give a well-shaped graph with a kernel for every node");
+    /// With what the backward pass computes again: of a layer whose forward pass is run again ([`Recompute::Full`]) all of it, also what the
+    /// last layer of a stage leaves out.
+    pub fn new(dims: &Dims, recompute: Recompute) -> LayerWork {
+        let full = recompute == Recompute::Full;
+        let of = |layer| {
+            let of_parts = if full { Recompute::None } else { recompute };
+            let work = work(dims, &[layer], of_parts);
+            let work = work.expect("checked sizes give a well-shaped graph with a kernel for every node");
+            Work { input: work.input.saturating_add(if full { work.forward } else { 0 }), ..work }
+        };
         LayerWork { embed: of(Layer::Embed), block: of(Layer::Block(0)), head: of(Layer::Head) }
     }
 
@@ -107,8 +114,8 @@ impl LayerWork {
 }
 
 /// Estimated times of each stage at the nominal rates, for a spec without `cost`. No time is 0.
-pub fn costs(dims: &Dims, partition: &[Vec<Layer>]) -> Costs {
-    let layers = LayerWork::new(dims);
+pub fn costs(dims: &Dims, partition: &[Vec<Layer>], recompute: Recompute) -> Costs {
+    let layers = LayerWork::new(dims, recompute);
     let work: Vec<Work> = partition.iter().map(|stage| layers.sum(stage)).collect();
     let times = |part: fn(&Work) -> u64| work.iter().map(|w| time_ns(part(w), NOMINAL_FLOPS_PER_S)).collect();
     let bytes = 4 * u64::from(dims.rows()) * u64::from(dims.width);
@@ -135,11 +142,14 @@ mod tests {
         let rows = 512;
         let linear = 24 * 256 * 256 * rows;
         let attention = 2 * 256 * 129 * rows;
-        let block = work(&dims, &[Layer::Block(0)]).unwrap();
+        let block = work(&dims, &[Layer::Block(0)], Recompute::None).unwrap();
         assert_eq!(block, Work { forward: linear + attention, input: linear + attention * 5 / 2, weight: linear });
         let head = 2 * 256 * 256 * rows;
-        assert_eq!(work(&dims, &[Layer::Head]).unwrap(), Work { forward: head, input: head, weight: head });
-        let both = work(&dims, &[Layer::Block(0), Layer::Head]).unwrap();
+        assert_eq!(
+            work(&dims, &[Layer::Head], Recompute::None).unwrap(),
+            Work { forward: head, input: head, weight: head }
+        );
+        let both = work(&dims, &[Layer::Block(0), Layer::Head], Recompute::None).unwrap();
         assert_eq!(both.total(), block.total() + 3 * head);
     }
 }

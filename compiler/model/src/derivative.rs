@@ -3,8 +3,16 @@
 //! # What it gives
 //!
 //! A graph that starts with the forward pass's values under the same ids and defines the gradients. Its nodes read parameters as they are
-//! when the node runs, and activations as the forward pass left them: that is `weights = current`. Nothing is
-//! recomputed, so a forward value that a backward node reads must be kept from F to B.
+//! when the node runs, and activations as the forward pass left them: a forward value that a backward node reads must be kept from F to
+//! B.
+//!
+//! # Recomputation
+//!
+//! Unless it is computed again: then the graph has a copy of the forward node that defines it, of [`Part::Input`], right before the
+//! first node that reads it. [`Recompute::Full`] copies every forward node up to that one, so that only what comes from outside the stage is
+//! kept: its input, token and target ids. The copies read the parameters as they are, so the gradients are those of the forward pass
+//! at the backward pass's version of the weights. [`Recompute::Attention`] copies attention only, from the saved queries, keys and values.
+//! What comes after the last value that the backward pass reads is not computed again.
 //!
 //! Every node is marked [`Part::Input`] (the chain of input gradients, which ends in [`Derivative::input_gradient`]) or
 //! [`Part::Weight`] (the gradient of one parameter; nothing else reads it). No input node reads a weight node's result, so the two
@@ -19,6 +27,7 @@
 use crate::gpt::StageGraph;
 use crate::graph::{Elem, Graph, Node, Op, ParamId, Part, ShapeError, Source, ValueId};
 use crate::kernel::{Form, Table};
+use dsl::spec::Recompute;
 use std::collections::HashMap;
 
 /// See the module's text.
@@ -34,9 +43,15 @@ pub struct Derivative {
 }
 
 /// Differentiates a stage.
-pub fn derivative(stage: &StageGraph) -> Result<Derivative, ShapeError> {
+pub fn derivative(stage: &StageGraph, recompute: Recompute) -> Result<Derivative, ShapeError> {
+    let definers = stage.graph.nodes.iter().enumerate();
+    let definers = definers.flat_map(|(i, node)| node.results.iter().map(move |&v| (v, i))).collect();
     let mut reverse = Reverse {
         forward: &stage.graph,
+        recompute,
+        definers,
+        copies: HashMap::new(),
+        copied: 0,
         graph: stage.graph.with_same_values(),
         cotangents: HashMap::new(),
         gradients: HashMap::new(),
@@ -60,6 +75,13 @@ pub fn derivative(stage: &StageGraph) -> Result<Derivative, ShapeError> {
 
 struct Reverse<'a> {
     forward: &'a Graph,
+    recompute: Recompute,
+    /// Forward node that defines each value.
+    definers: HashMap<ValueId, usize>,
+    /// Copies of values that are computed again.
+    copies: HashMap<ValueId, ValueId>,
+    /// With [`Recompute::Full`]: forward nodes that were copied, from the first on.
+    copied: usize,
     graph: Graph,
     /// Gradient of each forward value, summed so far.
     cotangents: HashMap<ValueId, ValueId>,
@@ -71,7 +93,8 @@ impl Reverse<'_> {
         let (inputs, results) = (&node.inputs, &node.results);
         if let Op::CrossEntropy { .. } = node.op {
             // The forward pass made the gradient already.
-            self.cotangents.insert(inputs[1], results[0]);
+            let gradient = self.activation(results[0])?;
+            self.cotangents.insert(inputs[1], gradient);
             return Ok(());
         }
         let dy = *self.cotangents.get(&results[0]).expect("every node's first result reaches the loss");
@@ -90,6 +113,8 @@ impl Reverse<'_> {
             }
             Op::MatMul(_) => {
                 let (x, weight) = (inputs[0], inputs[1]);
+                // Before both gradients: the first is fused with what reads Gelu's input.
+                self.activation(x)?;
                 self.input(x, Op::MatMul(Form::NT), &[dy, weight])?;
                 self.weight(weight, Op::MatMul(Form::TN), &[x, dy])?;
             }
@@ -111,9 +136,43 @@ impl Reverse<'_> {
         Ok(())
     }
 
+    /// A forward value as the backward pass reads it: kept, or computed again.
+    fn activation(&mut self, value: ValueId) -> Result<ValueId, ShapeError> {
+        let Some(&definer) = self.definers.get(&value) else { return Ok(value) };
+        match self.recompute {
+            Recompute::Full => {
+                for i in self.copied..=definer {
+                    self.copy(i)?;
+                }
+                self.copied = self.copied.max(definer + 1);
+            }
+            Recompute::Attention if matches!(self.forward.nodes[definer].op, Op::Attention { .. }) => {
+                if !self.copies.contains_key(&value) {
+                    self.copy(definer)?;
+                }
+            }
+            Recompute::Attention | Recompute::None => return Ok(value),
+        }
+        Ok(self.copies[&value])
+    }
+
+    /// Adds a copy of a forward node; values that have copies are read there.
+    fn copy(&mut self, node: usize) -> Result<(), ShapeError> {
+        let Node { op, inputs, results, .. } = &self.forward.nodes[node];
+        let inputs: Vec<ValueId> = inputs.iter().map(|v| self.copies.get(v).copied().unwrap_or(*v)).collect();
+        let copies = self.graph.push(Part::Input, *op, &inputs)?;
+        self.copies.extend(results.iter().copied().zip(copies));
+        Ok(())
+    }
+
+    fn activations(&mut self, operands: &[ValueId]) -> Result<Vec<ValueId>, ShapeError> {
+        operands.iter().map(|&v| self.activation(v)).collect()
+    }
+
     /// Adds a node for the gradient that flows to `to`.
     fn input(&mut self, to: ValueId, op: Op, operands: &[ValueId]) -> Result<(), ShapeError> {
-        let gradient = self.graph.push_one(Part::Input, op, operands)?;
+        let operands = self.activations(operands)?;
+        let gradient = self.graph.push_one(Part::Input, op, &operands)?;
         self.accumulate(to, gradient)
     }
 
@@ -131,7 +190,8 @@ impl Reverse<'_> {
         let Source::Param(id) = self.forward.value(param).source else {
             unreachable!("the second operand of a linear operation is a parameter")
         };
-        let gradient = self.graph.push_one(Part::Weight, op, operands)?;
+        let operands = self.activations(operands)?;
+        let gradient = self.graph.push_one(Part::Weight, op, &operands)?;
         self.gradients.insert(gradient, id);
         Ok(())
     }

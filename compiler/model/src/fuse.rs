@@ -10,7 +10,7 @@
 //! | MatMul, GeluGrad | MatMul with `GeluGrad` |
 //! | LayerNormGrad, Add | LayerNormGrad with a residual |
 //!
-//! A value between fused nodes vanishes: no other node reads it, and it is not in `kept`. A fused kernel runs where its first
+//! A value between fused nodes vanishes: no other node reads it, and it is not in `kept` (Gelu's input is written, and may be read). A fused kernel runs where its first
 //! node stood. That keeps the order valid: its other operands were defined before that node.
 //!
 //! A weight-gradient step ends in a *sink*: where the gradient goes depends on the micro-batch's place in its update, so
@@ -199,18 +199,17 @@ impl<'a> Fuser<'a> {
 
     /// Takes in the only reader of `value` as its first operand, if it is of the wanted kind and `value` can vanish.
     fn take(&mut self, value: ValueId, wanted: impl Fn(Op) -> bool) -> Option<&'a Node> {
-        if self.kept.contains(&value) { None } else { self.take_and_keep(value, wanted) }
+        let alone = self.readers.get(&value)?.len() == 1 && !self.kept.contains(&value);
+        if alone { self.take_and_keep(value, wanted) } else { None }
     }
 
-    /// [`Fuser::take`] where the kernel writes `value` as well.
+    /// Takes in a reader of `value` as its first operand; the kernel writes `value` as well.
     fn take_and_keep(&mut self, value: ValueId, wanted: impl Fn(Op) -> bool) -> Option<&'a Node> {
-        let &[reader] = self.readers.get(&value)?.as_slice() else { return None };
-        let node = &self.graph.nodes[reader];
-        let fits = wanted(node.op) && node.inputs[0] == value;
-        fits.then(|| {
-            self.done[reader] = true;
-            node
-        })
+        let nodes = &self.graph.nodes;
+        let fits = |reader: &&usize| wanted(nodes[**reader].op) && nodes[**reader].inputs[0] == value;
+        let reader = *self.readers.get(&value)?.iter().find(fits)?;
+        self.done[reader] = true;
+        Some(&nodes[reader])
     }
 
     /// Takes in an addition to `value` whose other operand is there before node `i`; returns the sum and that operand.

@@ -11,7 +11,7 @@
 //! | gradients | accumulators; a parameter has none where its every gradient goes straight into a fused update | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
 //! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only |
-//! | activations | token ids (ring `recv_f`) and target ids; temporaries of F, B, I, W and U, by liveness, shared by all bodies | |
+//! | activations | token ids (ring `recv_f`) and target ids (once; ring `recv_f` where the backward pass runs the loss again); temporaries of F, B, I, W and U, by liveness, shared by all bodies | |
 //! | workspace | hyper-parameters, a version word for each version of the weights, loss; the scratch of the kernel that needs most | once |
 //!
 //! # Invariants
@@ -235,7 +235,10 @@ fn communication(stage: &StageInput, bump: &mut Bump) -> Io {
 fn ids(stage: &StageInput, bump: &mut Bump, io: &mut Io) {
     let bytes = 4 * stage.plan.forward_graph.graph.rows();
     io.tokens = stage.plan.forward_graph.input.is_none().then(|| bump.ring(bytes, stage.rings.recv_f));
-    io.targets = stage.plan.forward_graph.logits_gradient.is_some().then(|| bump.place(bytes));
+    // A backward pass that runs the loss again reads the targets again.
+    let reads = stage.plan.backward.iter().flat_map(|step| &step.inputs).any(|v| stage.plan.homes[v] == Home::Targets);
+    let slots = if reads { stage.rings.recv_f } else { 1 };
+    io.targets = stage.plan.forward_graph.logits_gradient.is_some().then(|| bump.ring(bytes, slots));
 }
 
 /// Places the temporaries of a stage's bodies from `base` on; returns the bytes they take.

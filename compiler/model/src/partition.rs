@@ -3,14 +3,14 @@
 use crate::cost::LayerWork;
 use crate::dims::Dims;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Layer, Partition};
+use dsl::spec::{At, Layer, Partition, Recompute};
 
 /// The layers of each stage, in forward order; every stage has at least one. `balanced` is by arithmetic work: see [`partition_by`].
 ///
 /// # Errors
 /// As [`partition_by`].
 pub fn partition(dims: &Dims, partition: &At<Partition>, stages: u32) -> Result<Vec<Vec<Layer>>, Box<Diagnostic>> {
-    let work = LayerWork::new(dims);
+    let work = LayerWork::new(dims, Recompute::None);
     let rows = u64::from(dims.rows());
     partition_by(dims.layers, partition, stages, &|layer| work.of(layer).total() / rows)
 }

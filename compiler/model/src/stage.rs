@@ -9,6 +9,9 @@
 //! ring `recv_f` instead, its output goes to `send_f`. The head saves its input and `y` (RD each), mean and deviation (2 R) and the
 //! logits' gradient (R x vocab).
 //!
+//! With [`Recompute::Attention`] `o` and `lse` are not saved: RD + R x heads words less. With [`Recompute::Full`] nothing is: what the backward
+//! pass reads it computes again, among the temporaries of its body, from the received input (or the token ids) and the target ids.
+//!
 //! When the backward pass is split, I leaves in the stash what W reads, per block: its output gradient, `dx2`, `dy1` and `dy2` (4 RD),
 //! `dqkv` (3 RD), `dpre` (4 RD): **11 RD words** more (10 RD where the output gradient is received: it stays in `recv_b`); the
 //! head adds its `dy` and the embedding its output's gradient.
@@ -18,7 +21,7 @@ use crate::dims::Dims;
 use crate::fuse::{NoKernel, Step, fuse};
 use crate::gpt::{StageGraph, stage_graph};
 use crate::graph::{Part, ShapeError, Source, ValueId};
-use dsl::spec::Layer;
+use dsl::spec::{Layer, Recompute};
 use std::collections::{HashMap, HashSet};
 
 /// Where a value's storage is. In-place results have the home of the operand they replace.
@@ -76,9 +79,15 @@ impl From<NoKernel> for StageError {
 
 impl StagePlan {
     /// Plans a stage. `split`: I and W run apart, so what W reads of I's results is held in the stash.
-    pub fn new(dims: &Dims, layers: &[Layer], loss_scale: f32, split: bool) -> Result<StagePlan, StageError> {
+    pub fn new(
+        dims: &Dims,
+        layers: &[Layer],
+        loss_scale: f32,
+        split: bool,
+        recompute: Recompute,
+    ) -> Result<StagePlan, StageError> {
         let forward_graph = stage_graph(dims, layers, loss_scale)?;
-        let derivative = derivative(&forward_graph)?;
+        let derivative = derivative(&forward_graph, recompute)?;
         let saved = saved(&forward_graph, &derivative);
         let held = if split { held(&derivative) } else { HashSet::new() };
         let keep = |set: &HashSet<ValueId>, end: Option<ValueId>| set.iter().copied().chain(end).collect();

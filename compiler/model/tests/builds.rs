@@ -4,7 +4,7 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Cost, Layer, Limits, Model, ParamKind, Partition, Selector};
+use dsl::spec::{At, Cost, Layer, Limits, Model, ParamKind, Partition, Recompute, Selector};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_sizes};
@@ -38,7 +38,8 @@ fn muon() -> Rules {
 
 fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
     let partition = cut(&dims, program.rank_of_stage.len() as u32);
-    build(&Input { dims, partition: &partition, fuse, rules: &adamw(), program, target: cpu.into() })
+    let (rules, recompute) = (&adamw(), Recompute::None);
+    build(&Input { dims, partition: &partition, fuse, rules, recompute, program, target: cpu.into() })
 }
 
 proptest! {
@@ -96,10 +97,10 @@ proptest! {
                 (rings.stash, rings.recv_f, rings.recv_b) = (slots, slots, slots);
             }
             let partition = &cut(&dims, 2);
-            prop_assert!(costs(&dims, partition).f_ns.iter().all(|&ns| ns > 0));
+            prop_assert!(costs(&dims, partition, Recompute::None).f_ns.iter().all(|&ns| ns > 0));
             let rules = &if by_muon { muon() } else { adamw() };
-            let (program, cpu) = (&program, CpuClass::X86V3);
-            let input = Input { dims, partition, fuse: false, rules, program, target: cpu.into() };
+            let (program, target, recompute) = (&program, CpuClass::X86V3.into(), Recompute::None);
+            let input = Input { dims, partition, fuse: false, rules, recompute, program, target };
             let built = build(&input);
             let bounds = Bounds { machine: Limits::new(vec![At { value: bound, span: 0..0 }]), require: None };
             let refused = check_memory(&input, &built, &bounds, &(0..0));
@@ -202,7 +203,8 @@ fn muon_plans_its_workspace() {
     let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1 };
     let program = &flush(1, 1, false);
     let (partition, cpu) = (&cut(&dims, 1), CpuClass::X86V4);
-    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, program, target: cpu.into() });
+    let (recompute, target) = (Recompute::None, cpu.into());
+    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, recompute, program, target });
     let (adamw, muon) = (of(&adamw()), of(&muon()));
     assert_eq!(verify(&muon), Ok(()));
     let matrices: u64 = 2 * (3 + 1 + 4 + 4) * 40 * 40 * 4;
@@ -221,7 +223,7 @@ fn muon_plans_its_workspace() {
 
 #[test]
 fn costs_follow_the_work() {
-    let costs = costs(&BENCH, &cut(&BENCH, 2));
+    let costs = costs(&BENCH, &cut(&BENCH, 2), Recompute::None);
     // 2 GFLOP forward for four blocks, at 100 GFLOP/s.
     insta::assert_debug_snapshot!(costs);
 }
@@ -255,7 +257,8 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
     if !wrong.is_empty() {
         return wrong;
     }
-    let input = Input { dims, partition, fuse, rules, program, target: cpu.into() };
+    let recompute = spec.pipeline.recompute.value;
+    let input = Input { dims, partition, fuse, rules, recompute, program, target: cpu.into() };
     let bounds = Bounds { machine: spec.machine.memory.clone(), require: spec.require.memory.clone() };
     check_memory(&input, &build(&input), &bounds, &model.span)
 }

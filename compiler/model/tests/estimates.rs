@@ -104,10 +104,10 @@ fn estimates_are_what_is_built() {
     {
         let partition = cut(dims.layers, stages);
         let (rules, cpu) = (&Rules::uniform(UpdateRule::plain(OptimizerKind::AdamW)), CpuClass::X86V4);
-        let input =
-            build::Input { dims, partition: &partition, fuse: true, rules, program: &program, target: cpu.into() };
+        let (partition, program, recompute) = (&partition, &program, Recompute::None);
+        let input = build::Input { dims, partition, fuse: true, rules, recompute, program, target: cpu.into() };
         let built = build(&input).memory;
-        for (rank, (b, e)) in built.iter().zip(estimated(shape(dims), &partition, &program)).enumerate() {
+        for (rank, (b, e)) in built.iter().zip(estimated(shape(dims), partition, program)).enumerate() {
             let slots = |s: &usize| u64::from(program.rings[*s].stash.max(1));
             let own = (0..partition.len()).filter(|&s| program.rank_of_stage[s].index() == rank);
             // Beside each slot's activations stands the version that F saw, padded.
@@ -122,7 +122,7 @@ fn estimates_are_what_is_built() {
 #[test]
 fn work_is_that_of_the_graph() {
     let dims = Dims { layers: 4, width: 48, heads: 4, context: 33, vocab: 100, microbatch: 3 };
-    let graph = LayerWork::new(&dims);
+    let graph = LayerWork::new(&dims, Recompute::None);
     for layer in [Layer::Embed, BLOCK, Layer::Head] {
         let work = graph.of(layer);
         let expected = [work.forward, work.input, work.weight].map(u128::from);

@@ -4,7 +4,7 @@ use crate::machine::{Machine, Random, Setting};
 use crate::programs::{flush, on_ranks};
 use artifact::program::Optimizer;
 use artifact::stream::Program;
-use dsl::spec::{At, Layer, Partition};
+use dsl::spec::{At, Layer, Partition, Recompute};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
@@ -43,9 +43,9 @@ fn cut(stages: u32) -> Vec<Vec<Layer>> {
 
 fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
     let partition = cut(program.rank_of_stage.len() as u32);
-    let rules = &Rules::uniform(UpdateRule::plain(optimizer));
-    let build =
-        build(&Input { dims: DIMS, partition: &partition, fuse, rules, program, target: CpuClass::X86V4.into() });
+    let (rules, recompute) = (&Rules::uniform(UpdateRule::plain(optimizer)), Recompute::None);
+    let (partition, target) = (&partition, CpuClass::X86V4.into());
+    let build = build(&Input { dims: DIMS, partition, fuse, rules, recompute, program, target });
     verify(&build).unwrap();
     build
 }

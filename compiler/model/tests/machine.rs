@@ -253,9 +253,10 @@ impl<'a> Machine<'a> {
         let seen = self.word(stage, &io.version_seen, mb);
         let reads = match self.program.policy {
             Policy::Stash | Policy::DoubleBuffer => seen as u64,
-            Policy::Current | Policy::Predicted => self.made[stage.index()],
+            Policy::Current | Policy::Recomputed | Policy::Predicted => self.made[stage.index()],
         };
         let now = self.word(stage, &io.version, reads);
+        let seen = if self.program.policy == Policy::Recomputed { now } else { seen };
         let most = &mut self.drift_max[stage.index()];
         *most = (*most).max((now - seen) as u64);
     }

@@ -4,7 +4,7 @@
 use crate::machine::{Machine, Setting};
 use artifact::program::{DataShape, Group, LearningRate, Manifest, Optimizer, Proved};
 use artifact::stream::{Policy, Program};
-use dsl::spec::{At, Partition};
+use dsl::spec::{At, Partition, Recompute, Weights};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
@@ -93,9 +93,13 @@ impl Golden {
 
     /// Mean loss of each of the first `updates` updates, and the largest drift of each stage.
     fn train(&self, schedule: &str, ranks: u32, updates: u64) -> (Vec<f64>, Vec<u64>) {
-        let program = program(schedule, ranks, self.accumulate());
+        self.train_again(schedule, ranks, updates, Recompute::None)
+    }
+
+    fn train_again(&self, schedule: &str, ranks: u32, updates: u64, recompute: Recompute) -> (Vec<f64>, Vec<u64>) {
+        let program = program(schedule, ranks, self.accumulate(), recompute);
         let (optimizer, kind) = self.optimizer();
-        let build = built(&self.dims, &program, kind);
+        let build = built_as(&self.dims, &program, kind, true, recompute);
         let setting = Setting {
             data: &|mb| self.data(mb),
             weight: &|name, element| self.weight(name, element),
@@ -112,7 +116,11 @@ impl Golden {
 
     /// Trains and compares with the losses under `key`.
     fn check(&self, key: &str, schedule: &str, ranks: u32, updates: u64) -> Vec<u64> {
-        let (losses, drift) = self.train(schedule, ranks, updates);
+        self.check_again(key, schedule, ranks, updates, Recompute::None)
+    }
+
+    fn check_again(&self, key: &str, schedule: &str, ranks: u32, updates: u64, recompute: Recompute) -> Vec<u64> {
+        let (losses, drift) = self.train_again(schedule, ranks, updates, recompute);
         let wanted = self.json[key].as_array().unwrap().iter().map(|l| l.as_f64().unwrap());
         for (u, (loss, wanted)) in losses.iter().zip(wanted).enumerate() {
             // Both in f64; the file has nine digits, the loss's scale is an f32.
@@ -136,23 +144,20 @@ fn draw(seed: u64, name: &str, i: u64) -> u64 {
     splitmix(splitmix(seed ^ hash).wrapping_add(i))
 }
 
-fn program(name: &str, ranks: u32, k: u32) -> Program {
+fn program(name: &str, ranks: u32, k: u32, recompute: Recompute) -> Program {
     let schedule = dsl::library::schedule(name).expect("a library schedule");
     // Three layers can be cut into five stages at most.
     let chunks = if ranks == 1 { 3 } else { 2 };
-    let policy = schedule.weights.as_ref().map_or(Policy::Current, plan::policy);
+    let policy = plan::policy(&schedule.weights.unwrap_or(Weights::Current), recompute);
     plan::expand(&schedule, plan::Shape { chunks, policy, ..plan::Shape::new(ranks, k) }).expect("a sound schedule")
 }
 
-fn built(dims: &Dims, program: &Program, optimizer: OptimizerKind) -> Build {
-    built_as(dims, program, optimizer, true)
-}
-
-fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool) -> Build {
+fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool, recompute: Recompute) -> Build {
     let stages = program.rank_of_stage.len() as u32;
     let partition = partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap();
     let rules = &Rules::uniform(UpdateRule::plain(optimizer));
-    let input = Input { dims: *dims, partition: &partition, fuse, rules, program, target: CpuClass::X86V4.into() };
+    let (partition, target) = (&partition, CpuClass::X86V4.into());
+    let input = Input { dims: *dims, partition, fuse, rules, recompute, program, target };
     let build = build(&input);
     verify(&build).unwrap();
     build
@@ -189,6 +194,55 @@ fn older_versions_of_the_weights_are_the_emulators() {
     }
 }
 
+/// Each stage's backward pass runs its forward pass again with the weights as they are: no drift, and the emulator's losses.
+#[test]
+fn recomputed_activations_are_the_emulators() {
+    let golden = Golden::read("recompute_k1");
+    assert_eq!(golden.check_again("losses_f64", "async_1f1b", 4, 6, Recompute::Full), [0; 4]);
+    assert_eq!(Golden::read("stash_k2").check_again("losses_f64", "pipedream", 4, 3, Recompute::Full), [0; 4]);
+    // Attention reads no weights: computed again it is as it was.
+    let (name, recompute) = ("async_k1", Recompute::Attention);
+    assert_eq!(Golden::read(name).check_again("losses_f64", "async_1f1b", 4, 4, recompute), [3, 2, 1, 0]);
+}
+
+/// Where no update lies between, computing again gives the same bits.
+#[test]
+fn recomputation_changes_no_bit_of_a_synchronous_run() {
+    let golden = Golden::read("odd");
+    let reference = golden.train("gpipe", 1, 2).0;
+    for recompute in [Recompute::Attention, Recompute::Full] {
+        for (schedule, ranks) in [("gpipe", 1), ("one_f_one_b", 3), ("interleaved_1f1b", 2), ("looped_bfs", 1)] {
+            let (losses, drift) = golden.train_again(schedule, ranks, 2, recompute);
+            assert_eq!(losses, reference, "{recompute:?}, {schedule} on {ranks} ranks");
+            assert!(drift.iter().all(|d| *d == 0));
+        }
+    }
+}
+
+/// To the byte: what is kept from F to B is one word for the version, or attention's share less.
+#[test]
+fn what_is_computed_again_is_not_kept() {
+    let golden = Golden::read("adamw");
+    let built = |recompute| {
+        let program = program("one_f_one_b", 4, golden.accumulate(), recompute);
+        let build = built_as(&golden.dims, &program, OptimizerKind::AdamW, true, recompute);
+        (program, build.memory)
+    };
+    let (program, none) = built(Recompute::None);
+    let (rows, width, heads) =
+        (u64::from(golden.dims.rows()), u64::from(golden.dims.width), u64::from(golden.dims.heads));
+    let (attention, full) = (built(Recompute::Attention).1, built(Recompute::Full).1);
+    for rank in 0..4 {
+        let slots = u64::from(program.rings[rank].stash);
+        assert_eq!(full[rank].stash, 64 * slots);
+        // A block a rank.
+        assert_eq!(none[rank].stash - attention[rank].stash, slots * 4 * rows * (width + heads));
+        let others = |m: &artifact::program::Memory| (m.weights, m.optimizer, m.gradients, m.communication);
+        assert_eq!(others(&full[rank]), others(&none[rank]));
+    }
+    assert!(full[0].total < none[0].total && attention[0].total < none[0].total);
+}
+
 /// What 2BW reads is fixed by the micro-batch: the losses are the same however the model is cut.
 #[test]
 fn a_double_buffer_gives_the_same_losses_on_any_number_of_ranks() {
@@ -213,9 +267,10 @@ fn a_bundle_of_it_is_well_formed() {
     ];
     for (schedule, ranks, fuse) in cases {
         let golden = Golden::read("adamw");
-        let program = program(schedule, ranks, golden.accumulate());
+        let recompute = if fuse { Recompute::Full } else { Recompute::None };
+        let program = program(schedule, ranks, golden.accumulate(), recompute);
         let (optimizer, kind) = golden.optimizer();
-        let build = built_as(&golden.dims, &program, kind, fuse);
+        let build = built_as(&golden.dims, &program, kind, fuse, recompute);
         let Dims { microbatch, context, vocab, .. } = golden.dims;
         let (count, stages) = (ranks as usize, build.stages.len());
         let manifest = Manifest {

@@ -186,7 +186,9 @@ fn structure(program: &Program) -> Vec<Proof> {
 /// What is proved about versions of the weights.
 fn weights_claim(policy: Policy) -> &'static str {
     match policy {
-        Policy::Current => "every pass reads the weights between two updates, never while one is under way",
+        Policy::Current | Policy::Recomputed => {
+            "every pass reads the weights between two updates, never while one is under way"
+        }
         Policy::Stash => "every backward pass reads the version of the weights that its forward pass read",
         Policy::DoubleBuffer => {
             "the passes of update u's micro-batches read version u - 1 of the weights (the first ones version 0)"
@@ -197,7 +199,7 @@ fn weights_claim(policy: Policy) -> &'static str {
 
 fn weights_by(policy: Policy) -> &'static str {
     match policy {
-        Policy::Current | Policy::Predicted => {
+        Policy::Current | Policy::Recomputed | Policy::Predicted => {
             "no last weight gradient has begun an update that is not made, for one micro-batch of each residue beyond the prologue"
         }
         Policy::Stash | Policy::DoubleBuffer => {

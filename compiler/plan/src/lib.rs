@@ -58,7 +58,7 @@ impl Shape {
     /// What `spec` says.
     pub fn of(spec: &dsl::spec::Spec) -> Self {
         let chunks = spec.pipeline.chunks.value;
-        let policy = policy(&spec.staleness.weights.value);
+        let policy = policy(&spec.staleness.weights.value, spec.pipeline.recompute.value);
         Shape { chunks, policy, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
     }
 }

@@ -16,11 +16,12 @@ use artifact::verify::versions::{Missing, Versions};
 use artifact::verify::{StageIndex, verify};
 use dsl::diag::{Diagnostic, Label};
 use dsl::schedule::{Action, Schedule};
-use dsl::spec::Weights;
+use dsl::spec::{Recompute, Weights};
 
-/// The policy of a spec.
-pub fn policy(weights: &Weights) -> Policy {
+/// The policy of a spec: with the weights as they are, a stage that runs its forward pass again does so with those.
+pub fn policy(weights: &Weights, recompute: Recompute) -> Policy {
     match weights {
+        Weights::Current if recompute == Recompute::Full => Policy::Recomputed,
         Weights::Current => Policy::Current,
         Weights::Stash => Policy::Stash,
         Weights::DoubleBuffer => Policy::DoubleBuffer,
@@ -31,7 +32,7 @@ pub fn policy(weights: &Weights) -> Policy {
 pub(crate) fn keep(program: &mut Program, policy: Policy) {
     program.policy = policy;
     let slots = match policy {
-        Policy::Current | Policy::Predicted => vec![1; program.rings.len()],
+        Policy::Current | Policy::Recomputed | Policy::Predicted => vec![1; program.rings.len()],
         Policy::DoubleBuffer => vec![2; program.rings.len()],
         Policy::Stash => stashed(program),
     };

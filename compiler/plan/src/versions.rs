@@ -7,6 +7,9 @@
 //! the version that its update is applied to, minus v(F): update `u` is applied to version `u`. Both follow from the
 //! order of one rank's stream alone, so no timing changes them.
 //!
+//! A backward pass that first runs the forward pass again, with the weights as they are, has no drift. The delay remains: its input,
+//! and the gradient that it continues, were made with older weights.
+//!
 //! A run's first update has no version before it: under `double_buffer` its delay is 0, and 1 from then on.
 //!
 //! Beyond the prologue everything shifts by one repetition, so one micro-batch of each residue stands for all later
@@ -65,8 +68,8 @@ pub fn versions_at(program: &Program, places: &Places, boundary: Option<u64>) ->
     let boundary = boundary.filter(|_| !double);
     let of = |(index, reads): (&StageIndex, &Versions)| {
         let counter = Counter { index, reads, accumulate: program.accumulate.into(), first: u64::from(double) };
-        let drift = counter.measure(boundary, |m| reads.backward(m));
-        let delay = counter.measure(boundary, |m| (m / counter.accumulate) as i64);
+        let drift = counter.measure(boundary, |m| reads.activations(m), |m| reads.backward(m));
+        let delay = counter.measure(boundary, |m| reads.forward(m), |m| (m / counter.accumulate) as i64);
         let delay_uniform = counter.uniform(delay.staleness.max);
         StageVersions { drift, delay, delay_uniform }
     };
@@ -100,8 +103,8 @@ impl Counter<'_> {
         all.then_some(most)
     }
 
-    /// Largest and mean of `end(m) - version at F(m)`.
-    fn measure(&self, boundary: Option<u64>, end: impl Fn(u64) -> i64) -> Measure {
+    /// Largest and mean of `end(m) - from(m)`, two versions.
+    fn measure(&self, boundary: Option<u64>, from: impl Fn(u64) -> i64, end: impl Fn(u64) -> i64) -> Measure {
         let (f, step) = (&self.index.f, self.index.f.step());
         let limit = boundary.map_or(u64::MAX, |b| b.saturating_mul(self.accumulate));
         let mut worst: Option<Witness> = None;
@@ -115,7 +118,7 @@ impl Counter<'_> {
                     break;
                 }
                 // Before the first update there is nothing but where training starts.
-                let [at_forward, at_end] = [self.reads.forward(m), end(m)].map(|v| v.max(0) as u64);
+                let [at_forward, at_end] = [from(m), end(m)].map(|v| v.max(0) as u64);
                 let stale = at_end.saturating_sub(at_forward);
                 let largest = worst.map_or(0, |w| w.at_end - w.at_forward);
                 if worst.is_none_or(|w| stale > largest || stale == largest && m < w.mb) {

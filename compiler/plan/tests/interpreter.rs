@@ -275,10 +275,11 @@ impl World<'_> {
         let read = stage.read[mb as usize].ok_or_else(|| format!("backward of {mb} before F"))?;
         let version = match self.program.policy {
             Policy::Stash | Policy::DoubleBuffer => read,
-            Policy::Current | Policy::Predicted => stage.version,
+            Policy::Current | Policy::Recomputed | Policy::Predicted => stage.version,
         };
         stage.reads(version, "backward", mb)?;
-        if stage.crossed[mb as usize].replace(version - read).is_some() {
+        let activations = if self.program.policy == Policy::Recomputed { version } else { read };
+        if stage.crossed[mb as usize].replace(version - activations).is_some() {
             return Err(format!("backward of {mb} twice"));
         }
         if !first && !from {

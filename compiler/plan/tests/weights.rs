@@ -44,6 +44,23 @@ fn a_stash_keeps_the_versions_of_the_table() {
     }
 }
 
+/// A forward pass that is run again with the weights as they are: one version, no drift, and the delay of the first one.
+#[test]
+fn recomputed_activations_do_not_drift() {
+    for (ranks, accumulate) in [(4, 1), (4, 2), (8, 4)] {
+        let (again, once) =
+            (facts(shape(ranks, accumulate, Policy::Recomputed)), facts(shape(ranks, accumulate, Policy::Current)));
+        for (again, once) in again.stages.iter().zip(&once.stages) {
+            assert_eq!((again.versions_live, again.drift.max, again.drift.mean), (1, 0, 0.0));
+            assert_eq!(again.delay, once.delay);
+        }
+        let program = plan::expand(&async_1f1b(), shape(ranks, accumulate, Policy::Recomputed)).unwrap();
+        let observed = interpret(&program, 12, &mut Random(5)).unwrap();
+        assert!(observed.drift.iter().flatten().all(|d| *d == 0));
+        assert_eq!(observed.delay[0].iter().max(), Some(&again.stages[0].delay.max));
+    }
+}
+
 /// PipeDream-2BW: possible exactly when K >= P - 1; two versions, no drift, a delay of 1 on every stage.
 #[test]
 fn a_double_buffer_needs_as_many_microbatches_as_ranks_less_one() {

@@ -5,8 +5,8 @@ use super::section::{Keys, Section};
 use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, partition, search, weights};
 use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::schedule::{Chunks, Place, Schedule};
-use crate::spec::{At, Model, Pipeline, Require, Staleness};
+use crate::schedule::{Backward, Chunks, Place, Schedule};
+use crate::spec::{At, Model, Pipeline, Recompute, Require, Staleness};
 use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
@@ -20,9 +20,10 @@ pub(super) const PIPELINE: Keys = Keys {
         "chunks",
         "boundary",
         "fuse",
+        "recompute",
         "cover_latency",
     ],
-    later: &["interleave", "recompute", "clip", "replicas"],
+    later: &["interleave", "clip", "replicas"],
 };
 
 pub(super) const STALENESS: Keys = Keys {
@@ -87,6 +88,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
+    let recompute = recompute(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
     let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
     let (name, schedule) = schedule?;
     if let Some(entry) =
@@ -97,7 +99,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
         cx.report(found.help("remove it, or choose a schedule with `place loop(v)`, such as interleaved_1f1b"));
     }
     let (partition, microbatch, accumulate) = (partition?, microbatch?, accumulate?);
-    let (boundary, cover_latency) = (given(boundary)?, cover_latency?);
+    let (boundary, cover_latency, recompute) = (given(boundary)?, cover_latency?, recompute?);
     let pipeline = Pipeline {
         partition,
         schedule: name,
@@ -107,9 +109,32 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
         boundary,
         fuse,
         cover_latency,
+        recompute,
         search: search.flatten(),
     };
     Some((pipeline, schedule))
+}
+
+/// `recompute = full`, for a backward pass in one piece.
+fn recompute(cx: &mut Context, section: &Section<'_>, schedule: Option<&Schedule>) -> Option<At<Recompute>> {
+    let Some(value) = section.value(cx, "recompute") else {
+        return Some(At { value: Recompute::None, span: section.start.clone() });
+    };
+    let recompute = match cx.word(value, "recompute", &["none", "attention", "full"], &[])? {
+        "attention" => Recompute::Attention,
+        "full" => Recompute::Full,
+        _ => Recompute::None,
+    };
+    if let Some(schedule) = schedule.filter(|s| s.backward == Backward::Split && recompute != Recompute::None) {
+        let message = format!("`recompute` saves no memory under `{}`, which splits the backward pass", schedule.name);
+        let found = Diagnostic::error("P0241", value.span.clone(), message);
+        let found = found.note(
+            "W reads what I computed again, so that lies in the stash until W, beside the gradients that I leaves for W: as much as without",
+        );
+        cx.report(found.help("use a schedule with `backward whole`, such as one_f_one_b, or leave `recompute` out"));
+        return None;
+    }
+    Some(At { value: recompute, span: value.span.clone() })
 }
 
 /// The plan's size is bounded.

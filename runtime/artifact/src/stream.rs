@@ -49,6 +49,7 @@
 //! | policy | F reads | B (I) reads | slots |
 //! |---|---|---|---|
 //! | `current` | the newest | the newest | 1 |
+//! | `recomputed` | the newest | the newest, and runs the forward pass again with it: its activations are of that version | 1 |
 //! | `stash` | the newest | what F of `m` read | as many as the stream needs |
 //! | `double_buffer` | `max(0, m div K - 1)` | the same | 2 |
 //! | `predicted` | the newest, moved on along its last update | the newest | 1, and the moved copy |
@@ -147,6 +148,7 @@ impl Stream {
 pub enum Policy {
     #[default]
     Current,
+    Recomputed,
     Stash,
     DoubleBuffer,
     Predicted,

@@ -52,7 +52,9 @@ impl<'a> Versions<'a> {
     pub fn forward(&self, mb: u64) -> i64 {
         match self.policy {
             Policy::DoubleBuffer => (mb / self.accumulate) as i64 - 1,
-            Policy::Current | Policy::Stash | Policy::Predicted => self.made.before(self.index.f.at(mb)) as i64,
+            Policy::Current | Policy::Recomputed | Policy::Stash | Policy::Predicted => {
+                self.made.before(self.index.f.at(mb)) as i64
+            }
         }
     }
 
@@ -60,8 +62,15 @@ impl<'a> Versions<'a> {
     pub fn backward(&self, mb: u64) -> i64 {
         match self.policy {
             Policy::Stash | Policy::DoubleBuffer => self.forward(mb),
-            Policy::Current | Policy::Predicted => self.made.before(self.index.input_gradient.at(mb)) as i64,
+            Policy::Current | Policy::Recomputed | Policy::Predicted => {
+                self.made.before(self.index.input_gradient.at(mb)) as i64
+            }
         }
+    }
+
+    /// Version of the forward pass whose activations B (I) reads: that of F, or of its own when it runs that again.
+    pub fn activations(&self, mb: u64) -> i64 {
+        if self.policy == Policy::Recomputed { self.backward(mb) } else { self.forward(mb) }
     }
 
     /// Slots with which no version is overwritten that is still to be read.
@@ -131,7 +140,7 @@ pub(super) fn check(program: &Program, stages: &[Versions]) -> Vec<Violation> {
     let of = |versions: &Versions| {
         let stage = versions.index.stage;
         let (policy, slots) = (program.policy, program.rings[stage.index()].weights);
-        if slots == 0 || slots > 1 && matches!(policy, Policy::Current | Policy::Predicted) {
+        if slots == 0 || slots > 1 && !matches!(policy, Policy::Stash | Policy::DoubleBuffer) {
             let what = format!("stage {stage} has {slots} versions of the weights under {policy:?}");
             return Some(Violation::Shape(what));
         }
