@@ -29,7 +29,7 @@ use crate::time::{Costs, run};
 use crate::versions::versions;
 use artifact::stream::{Policy, Program};
 use dsl::schedule::{Place, Schedule, Update};
-use dsl::spec::{Cover, Limits as Bytes};
+use dsl::spec::{Cover, Limits as Bytes, Recompute};
 use problem::Problem;
 
 /// Within what an order is searched.
@@ -170,11 +170,11 @@ pub fn search(request: &Request) -> Result<Found, Unreachable> {
 impl Request<'_> {
     /// A schedule as a candidate, or why it is none.
     fn given(&self, name: &str, schedule: Schedule, mut shape: Shape) -> Result<Candidate, String> {
-        if let Some(own) = schedule.weights.filter(|own| policy(own) != shape.policy) {
+        if let Some(own) = schedule.weights.filter(|own| policy(own, Recompute::None) != shape.policy) {
             if !self.own_policies {
                 return Err(format!("it is made for `weights = {}`", own.name()));
             }
-            shape.policy = policy(&own);
+            shape.policy = policy(&own, Recompute::None);
         }
         let program = expand(&schedule, shape).map_err(|found| found[0].message.clone())?;
         self.candidate(name, schedule, shape, program)

@@ -190,7 +190,7 @@ pub fn compare(case: &Case, counted: &Counted) -> Result<(), String> {
             );
         }
         let copies = match case.program.policy {
-            Policy::Current => 1,
+            Policy::Current | Policy::Recomputed => 1,
             Policy::DoubleBuffer => 2,
             // The fewest, see `one_version_short`.
             Policy::Stash | Policy::Predicted => case.program.rings[s].weights,
