@@ -62,7 +62,7 @@ proptest! {
         let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
         let partition = &cut(&dims, program.rank_of_stage.len() as u32);
         let rules = &if by_muon { muon() } else { adamw() };
-        let build = build(&Input { dims, partition, fuse, rules, program: &program, target: cpu.into() });
+        let build = build(&Input { dims, partition, fuse, rules, recompute: Recompute::None, program: &program, target: cpu.into() });
         prop_assert_eq!(verify(&build), Ok(()));
         let accumulates = !fuse || k > 1 || by_muon;
         prop_assert!(build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
