@@ -3,7 +3,7 @@
 
 use crate::machine::{Machine, Setting};
 use artifact::program::{DataShape, Group, LearningRate, Manifest, Optimizer, Proved};
-use artifact::stream::{Policy, Program};
+use artifact::stream::Program;
 use dsl::spec::{At, Partition, Recompute, Weights};
 use model::build::{Build, Input, build};
 use model::dims::Dims;

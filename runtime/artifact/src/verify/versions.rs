@@ -110,7 +110,7 @@ impl<'a> Versions<'a> {
     /// Versions that F and B (I) of a micro-batch read where that is not the newest.
     fn older(&self, mb: u64) -> [Option<i64>; 2] {
         match self.policy {
-            Policy::Current | Policy::Predicted => [None; 2],
+            Policy::Current | Policy::Recomputed | Policy::Predicted => [None; 2],
             Policy::Stash => [None, Some(self.forward(mb))],
             Policy::DoubleBuffer => [Some(self.forward(mb)); 2],
         }
