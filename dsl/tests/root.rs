@@ -7,3 +7,4 @@ mod fuzz;
 mod pages;
 mod render;
 mod specs;
+mod updates;
