@@ -117,8 +117,8 @@ pub fn analyse_proved(
 
 /// The facts, but for the work.
 fn found(program: &Program, proved: &Proved, subject: &Subject, costs: &Costs) -> (Facts, Vec<Diagnostic>) {
-    let versions = versions_at(program, &proved.places, subject.boundary);
-    let (steady, alone) = times(program, proved, costs);
+    let stale = || versions_at(program, &proved.places, subject.boundary);
+    let (versions, (steady, alone)) = side_by_side(stale, || times(program, proved, costs));
     let findings = Findings { program, costs, versions, steady, alone };
     let mut proofs = structure(program);
     proofs.extend(same_updates(program));
@@ -133,6 +133,17 @@ fn found(program: &Program, proved: &Proved, subject: &Subject, costs: &Costs) -
         work: 0,
     };
     (facts, diagnostics)
+}
+
+/// Two passes that need nothing of each other, on two threads; the work of both is counted on this one.
+fn side_by_side<A: Send, B>(one: impl FnOnce() -> A + Send, other: impl FnOnce() -> B) -> (A, B) {
+    std::thread::scope(|scope| {
+        let one = scope.spawn(|| work::counted(one));
+        let other = other();
+        let (one, visited) = one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        work::visit(visited as usize);
+        (one, other)
+    })
 }
 
 /// The steady state, and a repetition alone: without a prologue that is the first turn of the steady state's.
