@@ -35,7 +35,7 @@ fn library_schedules_expand_to_the_same_streams() {
     }
 }
 
-/// staleness.md's table, and its formulas: max ceil(w/K), mean w/K, drift = delay, versions if stashed ceil(w/K) + 1.
+/// Worked cases, and the formulas: max ceil(w/K), mean w/K, drift = delay, versions if stashed ceil(w/K) + 1.
 #[test]
 fn drift_of_async_1f1b() {
     let table: [(u32, u32, &[u64]); 4] =
@@ -59,7 +59,7 @@ fn drift_of_async_1f1b() {
     }
 }
 
-/// A drain every N micro-batches: the same maxima, smaller means, by the formula of staleness.md.
+/// A drain every N micro-batches: the same maxima, smaller means, by the formula with a drain.
 #[test]
 fn drift_with_a_boundary() {
     let drained = |ranks, accumulate, updates| {
@@ -102,7 +102,7 @@ fn flushes_have_no_staleness() {
     }
 }
 
-/// schedules.md: F = I = W = 1, no latency.
+/// Published values, F = I = W = 1, no latency.
 #[test]
 fn exact_makespans_idle_and_peaks() {
     let check = |schedule: &Schedule, ranks: u32, m: u32, makespan: u64, idle: u64, peaks: &[u32]| {
@@ -122,7 +122,7 @@ fn exact_makespans_idle_and_peaks() {
     check(&one_f_one_b(), 8, 16, 69, 21, &[8, 7, 6, 5, 4, 3, 2, 1]);
 }
 
-/// schedules.md, several stages a rank: times and peaks by chunk.
+/// Published values with several stages a rank: times and peaks by chunk.
 #[test]
 fn exact_makespans_idle_and_peaks_of_chunked_schedules() {
     let check = |name: &str, ranks: u32, m: u32, makespan: u64, span: u64, peaks: &[u32]| {
@@ -143,7 +143,7 @@ fn exact_makespans_idle_and_peaks_of_chunked_schedules() {
     check("zb_v", 4, 8, 51, 48, &[8; 4]);
 }
 
-/// schedules.md: peaks of floor((P+2)/2) and floor((P+4)/3) micro-batches of two chunks; bubbles of a half and two thirds
+/// Published: peaks of floor((P+2)/2) and floor((P+4)/3) micro-batches of two chunks; bubbles of a half and two thirds
 /// of 1F1B's, and an overhead of a few units.
 #[test]
 fn controllable_memory() {
@@ -164,7 +164,7 @@ fn controllable_memory() {
     }
 }
 
-/// schedules.md: 2P + 1 stage inputs on every rank (P + 1 with the stages of twice as many ranks folded).
+/// Published: 2P + 1 stage inputs on every rank (P + 1 with the stages of twice as many ranks folded).
 #[test]
 fn folded_dualpipe() {
     for ranks in 1..=8 {

@@ -53,7 +53,7 @@ pub fn train(toy: Toy, updates: u64, seed: u64) -> Outcome {
     outcome
 }
 
-/// reference/staleness.md: floor(max(0, m - w_s) / K), not before the last drain; under a flush as at the backward pass.
+/// By definition floor(max(0, m - w_s) / K), not before the last drain; under a flush as at the backward pass.
 fn version_at_forward(toy: Toy, s: usize, m: u64) -> u64 {
     let k = u64::from(toy.accumulate);
     if toy.schedule == Schedule::Gpipe {
