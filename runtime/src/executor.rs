@@ -2,18 +2,16 @@
 //!
 //! It knows no schedule: it takes the stream's instructions one by one, waits for the transfers that an instruction needs,
 //! and calls the kernels of its body. Versions are counted here, from words beside the weights, not from the plan.
+//! Where kernels run and what a wait is, the [`Engine`] knows: at once, on the rank's own thread ([`crate::threads`]), or
+//! enqueued for a device ([`crate::device`]).
 
-use crate::clock::thread_ns;
 use crate::control::{Control, GivenUp};
 use crate::data::Batches;
 use crate::hyper::{self, Terms};
-use crate::map::Kernels;
 use crate::rank::{Kind, Rank};
-use crate::reports::Reports;
-use crate::transport::local::{Channel, End, Links, Ticket};
 use crate::versions::{self, Slots};
 use artifact::ids::StageId;
-use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, variant};
+use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, StageIo, variant};
 use artifact::stream::{Accumulation, Op, Policy};
 use std::cell::Cell;
 use std::time::Instant;
@@ -42,46 +40,92 @@ pub struct Doing {
 #[derive(Clone, Copy)]
 pub struct Shared<'a> {
     pub manifest: &'a Manifest,
-    pub kernels: &'a Kernels,
-    pub links: &'a Links,
     pub control: &'a Control<'a>,
     pub batches: Batches<'a>,
-    /// How often a wait looks again before it blocks.
-    pub spins: u32,
 }
 
 /// Which transfers of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ring {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ring {
     RecvF,
     SendF,
     RecvB,
     SendB,
 }
 
+impl Ring {
+    /// The stage's slots of such transfers.
+    pub fn place(self, io: &StageIo) -> Option<Place> {
+        match self {
+            Ring::RecvF => io.recv_f,
+            Ring::SendF => io.send_f,
+            Ring::RecvB => io.recv_b,
+            Ring::SendB => io.send_b,
+        }
+    }
+
+    pub fn sends(self) -> bool {
+        matches!(self, Ring::SendF | Ring::SendB)
+    }
+}
+
+/// A slot that is handed to the transport, by one of its two ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// Where the stage is among the rank's stages.
+    pub local: usize,
+    pub ring: Ring,
+    pub mb: u64,
+}
+
+/// Where a rank's kernels run. The rank's arena is the memory itself, or what the host knows of a device's.
+pub trait Engine {
+    /// Hands a slot over: it is full and to be sent, or empty and to be filled.
+    fn transfer(&mut self, rank: &mut Rank, transfer: Transfer) -> Result<(), GivenUp>;
+
+    /// The kernels called from here on find the slot's last transfer done. False: the segment now ends before its micro-batch.
+    fn wait(&mut self, rank: &mut Rank, transfer: Transfer) -> Result<bool, GivenUp>;
+
+    /// The host wrote into a slot of the arena what the kernels called from here on read.
+    fn written(&mut self, rank: &Rank, place: &Place, index: u64) -> Result<(), GivenUp>;
+
+    /// Calls kernels of a stage. CPU time that they took on this thread, nanoseconds.
+    fn call(&mut self, rank: &Rank, local: usize, calls: &[Call], slots: Slots) -> Result<u64, GivenUp>;
+
+    /// The loss of a micro-batch, whose forward pass was called last; none when it is not known yet.
+    fn loss(&mut self, rank: &Rank, local: usize, mb: u64, place: &Place) -> Result<Option<f64>, GivenUp>;
+
+    /// Takes the report of a stage. Where losses are not known yet, the engine puts them in.
+    fn report(&mut self, local: usize, report: Report);
+}
+
 /// A rank's thread during a segment.
-pub struct Worker<'a> {
+pub struct Worker<'a, E> {
     shared: Shared<'a>,
     rank: &'a mut Rank,
+    pub engine: E,
     /// Updates made before this segment.
     updates_before: u64,
     doing: &'a Cell<Option<Doing>>,
-    /// The addresses that a kernel call gets.
-    args: Vec<*mut u8>,
 }
 
-impl<'a> Worker<'a> {
-    pub fn new(shared: Shared<'a>, rank: &'a mut Rank, updates_before: u64, doing: &'a Cell<Option<Doing>>) -> Self {
+impl<'a, E: Engine> Worker<'a, E> {
+    pub fn new(
+        shared: Shared<'a>,
+        rank: &'a mut Rank,
+        engine: E,
+        updates_before: u64,
+        doing: &'a Cell<Option<Doing>>,
+    ) -> Self {
         rank.reset();
-        let args_max = shared.manifest.kernels.iter().map(|k| k.args as usize).max().unwrap_or(0);
-        Worker { shared, rank, updates_before, doing, args: vec![std::ptr::null_mut(); args_max] }
+        Worker { shared, rank, engine, updates_before, doing }
     }
 
     /// Runs a segment of at most `updates` updates.
     ///
     /// # Errors
     /// [`GivenUp`] when the run has failed, here or on another rank.
-    pub fn train(&mut self, updates: u64, reports: &Reports) -> Result<(), GivenUp> {
+    pub fn train(&mut self, updates: u64) -> Result<(), GivenUp> {
         let (manifest, control) = (self.shared.manifest, self.shared.control);
         for (op, stage, at) in manifest.program.streams[self.rank.id.index()].segment(updates) {
             if op == Op::F && stage.index() == 0 {
@@ -93,22 +137,30 @@ impl<'a> Worker<'a> {
             if control.failed() {
                 return Err(GivenUp);
             }
-            self.doing.set(Some(Doing { op, stage, at }));
-            let local = self.local(stage);
-            match op {
-                Op::RecvF => self.post(local, Ring::RecvF, at)?,
-                Op::RecvB => self.post(local, Ring::RecvB, at)?,
-                Op::SendF => self.offer(local, Ring::SendF, at)?,
-                Op::SendB => self.offer(local, Ring::SendB, at)?,
-                Op::F => self.forward(local, at)?,
-                Op::B(a) => self.backward(local, a, at)?,
-                Op::I => self.input_gradient(local, at)?,
-                Op::W(a) => self.weight_gradient(local, a, at),
-                Op::U => self.update(local, at, reports),
-            }
+            self.instruction(op, stage, at)?;
         }
         self.doing.set(None);
         Ok(())
+    }
+
+    /// Executes one instruction of training.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn instruction(&mut self, op: Op, stage: StageId, at: u64) -> Result<(), GivenUp> {
+        self.doing.set(Some(Doing { op, stage, at }));
+        let local = self.local(stage);
+        match op {
+            Op::RecvF => self.transfer(local, Ring::RecvF, at),
+            Op::RecvB => self.transfer(local, Ring::RecvB, at),
+            Op::SendF => self.transfer(local, Ring::SendF, at),
+            Op::SendB => self.transfer(local, Ring::SendB, at),
+            Op::F => self.forward(local, at),
+            Op::B(a) => self.backward(local, a, at),
+            Op::I => self.input_gradient(local, at),
+            Op::W(a) => self.weight_gradient(local, a, at),
+            Op::U => self.update(local, at),
+        }
     }
 
     /// Runs the forward passes of `count` micro-batches and nothing else. The pipeline must be drained.
@@ -129,22 +181,30 @@ impl<'a> Worker<'a> {
                 }
                 self.doing.set(Some(Doing { op: Op::F, stage: stage.stage, at: mb }));
                 if self.shared.manifest.program.border_before(stage.stage.index()).is_some() {
-                    self.post(local, Ring::RecvF, mb)?;
+                    self.transfer(local, Ring::RecvF, mb)?;
                 }
-                if !self.begin_forward(local, mb, mb)? {
+                if !self.evaluate_forward(local, mb)? {
                     return Ok(loss);
                 }
-                // Evaluation reads the newest weights, whatever training does.
-                let newest = self.rank.stages[local].version;
-                self.call(local, &stage.bodies.f, Slots { microbatch: mb, seen: newest, newest, ahead: false });
                 if stage.io.send_f.is_some() {
-                    self.offer(local, Ring::SendF, mb)?;
+                    self.transfer(local, Ring::SendF, mb)?;
                 }
-                loss += self.loss(local, mb).unwrap_or(0.0);
+                loss += self.loss(local, mb)?.unwrap_or(0.0);
             }
         }
         self.doing.set(None);
         Ok(loss)
+    }
+
+    /// The forward pass of held-out data: reads the newest weights, whatever training does. False: the segment ends before it.
+    fn evaluate_forward(&mut self, local: usize, mb: u64) -> Result<bool, GivenUp> {
+        let begun = self.begin_forward(local, mb, mb)?;
+        if begun {
+            let newest = self.rank.stages[local].version;
+            let slots = Slots { microbatch: mb, seen: newest, newest, ahead: false };
+            self.engine.call(self.rank, local, &self.stage(local).bodies.f, slots)?;
+        }
+        Ok(begun)
     }
 
     fn forward(&mut self, local: usize, mb: u64) -> Result<(), GivenUp> {
@@ -158,8 +218,8 @@ impl<'a> Worker<'a> {
             versions::forward(self.policy(), run_mb / u64::from(self.shared.manifest.program.accumulate), newest);
         let seen = self.word(&stage.io.version, wanted);
         self.set_word(&stage.io.version_seen, mb, seen);
-        self.run(local, Kind::F, &stage.bodies.f, Slots { microbatch: mb, seen, newest, ahead: true });
-        if let Some(loss) = self.loss(local, mb) {
+        self.run(local, Kind::F, &stage.bodies.f, Slots { microbatch: mb, seen, newest, ahead: true })?;
+        if let Some(loss) = self.loss(local, mb)? {
             let losses = &mut self.rank.stages[local].losses;
             let slot = mb as usize % losses.len();
             losses[slot] = loss;
@@ -177,6 +237,7 @@ impl<'a> Worker<'a> {
         for (place, shift) in [(io.tokens, 0), (io.targets, 1)] {
             if let Some(place) = place {
                 self.shared.batches.fill(data_mb, shift, self.rank.arena.view_mut(&place, mb));
+                self.engine.written(self.rank, &place, mb)?;
             }
         }
         Ok(true)
@@ -186,25 +247,23 @@ impl<'a> Worker<'a> {
         self.wait(local, Ring::RecvB, mb)?;
         self.wait(local, Ring::SendB, mb)?;
         let slots = self.count_drift(local, mb);
-        self.prepare_gradient(local, a, mb);
+        self.prepare_gradient(local, a, mb)?;
         let kind = if a.last { Kind::BLast } else { Kind::B };
-        self.run(local, kind, &self.stage(local).bodies.b[variant(a)], slots);
-        Ok(())
+        self.run(local, kind, &self.stage(local).bodies.b[variant(a)], slots)
     }
 
     fn input_gradient(&mut self, local: usize, mb: u64) -> Result<(), GivenUp> {
         self.wait(local, Ring::RecvB, mb)?;
         self.wait(local, Ring::SendB, mb)?;
         let slots = self.count_drift(local, mb);
-        self.run(local, Kind::I, &self.stage(local).bodies.i, slots);
-        Ok(())
+        self.run(local, Kind::I, &self.stage(local).bodies.i, slots)
     }
 
-    fn weight_gradient(&mut self, local: usize, a: Accumulation, mb: u64) {
-        self.prepare_gradient(local, a, mb);
+    fn weight_gradient(&mut self, local: usize, a: Accumulation, mb: u64) -> Result<(), GivenUp> {
+        self.prepare_gradient(local, a, mb)?;
         let kind = if a.last { Kind::WLast } else { Kind::W };
         let slots = Slots { microbatch: mb, newest: self.rank.stages[local].version, ..Slots::default() };
-        self.run(local, kind, &self.stage(local).bodies.w[variant(a)], slots);
+        self.run(local, kind, &self.stage(local).bodies.w[variant(a)], slots)
     }
 
     /// Compares the version that F of this micro-batch read with the one that the input gradient finds in the slot that it reads.
@@ -223,19 +282,17 @@ impl<'a> Worker<'a> {
     }
 
     /// Before a weight gradient: notes its version, and writes what the update in its kernels reads.
-    fn prepare_gradient(&mut self, local: usize, a: Accumulation, mb: u64) {
+    fn prepare_gradient(&mut self, local: usize, a: Accumulation, mb: u64) -> Result<(), GivenUp> {
         let seen = self.word(&self.stage(local).io.version_seen, mb);
         self.rank.stages[local].contribute(seen);
-        if a.last {
-            self.write_hyper(local, mb / u64::from(self.shared.manifest.program.accumulate));
-        }
+        if a.last { self.write_hyper(local, mb / u64::from(self.shared.manifest.program.accumulate)) } else { Ok(()) }
     }
 
-    fn update(&mut self, local: usize, update: u64, reports: &Reports) {
+    fn update(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {
         let stage = self.stage(local);
-        self.write_hyper(local, update);
+        self.write_hyper(local, update)?;
         let version = self.rank.stages[local].version;
-        self.run(local, Kind::U, &stage.bodies.u, Slots { microbatch: update, newest: version, ..Slots::default() });
+        self.run(local, Kind::U, &stage.bodies.u, Slots { microbatch: update, newest: version, ..Slots::default() })?;
         self.set_word(&stage.io.version, version + 1, version + 1);
         let state = &mut self.rank.stages[local];
         state.version = version + 1;
@@ -248,22 +305,24 @@ impl<'a> Worker<'a> {
             drift_max: self.rank.stages[local].drift_max,
             at: Instant::now(),
         };
-        reports.send(report);
+        self.engine.report(local, report);
+        Ok(())
     }
 
     /// Sum of an update's losses, in the order of its micro-batches.
     fn update_loss(&self, local: usize, update: u64) -> f64 {
-        let losses = &self.rank.stages[local].losses;
-        let k = u64::from(self.shared.manifest.program.accumulate);
-        (update * k..(update + 1) * k).map(|mb| losses[mb as usize % losses.len()]).sum()
+        self.rank.stages[local].update_loss(update, self.shared.manifest.program.accumulate)
     }
 
-    /// The loss that F left behind, on the last stage.
-    fn loss(&self, local: usize, mb: u64) -> Option<f64> {
-        self.stage(local).io.loss.map(|place| self.rank.arena.view::<f64>(&place, mb)[0])
+    /// The loss that F left behind, on the last stage; none also when it is not known yet.
+    fn loss(&mut self, local: usize, mb: u64) -> Result<Option<f64>, GivenUp> {
+        match &self.stage(local).io.loss {
+            Some(place) => self.engine.loss(self.rank, local, mb, place),
+            None => Ok(None),
+        }
     }
 
-    fn write_hyper(&mut self, local: usize, update: u64) {
+    fn write_hyper(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {
         let m = self.shared.manifest;
         let stage = self.stage(local).stage.index();
         let of_run = self.updates_before + update;
@@ -275,92 +334,23 @@ impl<'a> Worker<'a> {
             out[..HYPER_LEN].copy_from_slice(&vectors[0]);
             out[HYPER_LEN..].copy_from_slice(&vectors[1]);
         }
+        self.engine.written(self.rank, &place, 0)
     }
 
     /// Runs a body and counts its time.
-    fn run(&mut self, local: usize, kind: Kind, calls: &[Call], slots: Slots) {
-        let start_ns = thread_ns();
-        self.call(local, calls, slots);
-        let ns = thread_ns() - start_ns;
+    fn run(&mut self, local: usize, kind: Kind, calls: &[Call], slots: Slots) -> Result<(), GivenUp> {
+        let ns = self.engine.call(self.rank, local, calls, slots)?;
         self.rank.busy_ns += ns;
         self.rank.stages[local].times[kind as usize].add(ns);
+        Ok(())
     }
 
-    fn call(&mut self, local: usize, calls: &[Call], slots: Slots) {
-        let index = self.rank.stages[local].index;
-        for call in calls {
-            for (address, place) in self.args.iter_mut().zip(&call.args) {
-                *address = self.rank.arena.address(place, slots.index(place.by));
-            }
-            self.shared.kernels.call(index, call.kernel, &self.args[..call.args.len()], &call.args);
-        }
-    }
-
-    /// Waits until a slot's transfer is done. False: the segment now ends before this micro-batch.
     fn wait(&mut self, local: usize, ring: Ring, mb: u64) -> Result<bool, GivenUp> {
-        let tickets = self.tickets(local, ring);
-        let Some(&ticket) = tickets.get(mb as usize % tickets.len().max(1)) else { return Ok(true) };
-        let Some(channel) = self.channel(local, ring) else { return Ok(true) };
-        if channel.is_done(ticket) {
-            return Ok(true);
-        }
-        let (control, start) = (self.shared.control, Instant::now());
-        let done = channel.wait(ticket, self.shared.spins, || control.failed() || control.limit() <= mb);
-        self.rank.wait_ns += start.elapsed().as_nanos() as u64;
-        if control.failed() { Err(GivenUp) } else { Ok(done) }
+        self.engine.wait(self.rank, Transfer { local, ring, mb })
     }
 
-    fn post(&mut self, local: usize, ring: Ring, mb: u64) -> Result<(), GivenUp> {
-        self.transfer(local, ring, mb, Channel::post)
-    }
-
-    fn offer(&mut self, local: usize, ring: Ring, mb: u64) -> Result<(), GivenUp> {
-        self.transfer(local, ring, mb, Channel::offer)
-    }
-
-    fn transfer(
-        &mut self,
-        local: usize,
-        ring: Ring,
-        mb: u64,
-        act: fn(&Channel, End) -> Result<Ticket, String>,
-    ) -> Result<(), GivenUp> {
-        let io = &self.stage(local).io;
-        let place = match ring {
-            Ring::RecvF => io.recv_f,
-            Ring::SendF => io.send_f,
-            Ring::RecvB => io.recv_b,
-            Ring::SendB => io.send_b,
-        };
-        let place = place.expect("a verified stream has transfers only where there are slots");
-        let channel = self.channel(local, ring).expect("a slot for transfers has a stage at the other end");
-        let end = End { mb, slot: self.rank.arena.slot(&place, mb) };
-        let ticket = act(channel, end).unwrap_or_else(|mismatch| panic!("{mismatch}"));
-        let tickets = self.tickets(local, ring);
-        let slot = mb as usize % tickets.len();
-        tickets[slot] = ticket;
-        if self.shared.control.failed() { Err(GivenUp) } else { Ok(()) }
-    }
-
-    fn tickets(&mut self, local: usize, ring: Ring) -> &mut Vec<Ticket> {
-        let tickets = &mut self.rank.stages[local].tickets;
-        match ring {
-            Ring::RecvF => &mut tickets.recv_f,
-            Ring::SendF => &mut tickets.send_f,
-            Ring::RecvB => &mut tickets.recv_b,
-            Ring::SendB => &mut tickets.send_b,
-        }
-    }
-
-    /// The channel that a ring of a stage is an end of.
-    fn channel(&self, local: usize, ring: Ring) -> Option<&'a Channel> {
-        let (links, stage) = (self.shared.links, self.rank.stages[local].index);
-        match ring {
-            Ring::RecvF => links.forward.get(stage.checked_sub(1)?),
-            Ring::SendF => links.forward.get(stage),
-            Ring::RecvB => links.backward.get(stage),
-            Ring::SendB => links.backward.get(stage.checked_sub(1)?),
-        }
+    fn transfer(&mut self, local: usize, ring: Ring, mb: u64) -> Result<(), GivenUp> {
+        self.engine.transfer(self.rank, Transfer { local, ring, mb })
     }
 
     /// Where a stage of this rank is among the rank's stages.

@@ -25,6 +25,7 @@ pub mod replay;
 mod reports;
 mod run;
 mod segment;
+mod threads;
 mod transport;
 mod versions;
 mod weights;

@@ -4,6 +4,7 @@
 use crate::arena::Arena;
 use crate::clock::Samples;
 use crate::error::RunError;
+use crate::executor::Ring;
 use crate::transport::local::Ticket;
 use artifact::ids::RankId;
 use artifact::program::{Manifest, Place, Stage};
@@ -68,6 +69,15 @@ pub struct Tickets {
 }
 
 impl Tickets {
+    pub fn of(&mut self, ring: Ring) -> &mut Vec<Ticket> {
+        match ring {
+            Ring::RecvF => &mut self.recv_f,
+            Ring::SendF => &mut self.send_f,
+            Ring::RecvB => &mut self.recv_b,
+            Ring::SendB => &mut self.send_b,
+        }
+    }
+
     fn new(stage: &Stage) -> Self {
         let ring = |place: Option<Place>| vec![0; place.map_or(0, |p| p.slots as usize)];
         let io = &stage.io;
@@ -114,6 +124,12 @@ impl StageState {
             times: Default::default(),
             tickets: Tickets::new(stage),
         }
+    }
+
+    /// Sum of an update's losses, in the order of its micro-batches.
+    pub fn update_loss(&self, update: u64, accumulate: u32) -> f64 {
+        let k = u64::from(accumulate);
+        (update * k..(update + 1) * k).map(|mb| self.losses[mb as usize % self.losses.len()]).sum()
     }
 
     /// A gradient from weights of version `seen` goes into the update in progress.

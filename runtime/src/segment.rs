@@ -3,10 +3,11 @@
 use crate::control::{Control, Failure, GivenUp, StopFlag};
 use crate::data::Batches;
 use crate::error::RunError;
-use crate::executor::{Doing, Report, Shared, Worker};
+use crate::executor::{Doing, Engine, Report, Shared, Worker};
 use crate::map::Kernels;
 use crate::rank::Rank;
 use crate::reports::Reports;
+use crate::threads::Threads;
 use crate::transport::local::Links;
 use artifact::ids::RankId;
 use artifact::program::Manifest;
@@ -50,13 +51,14 @@ impl<'a> Pipeline<'a> {
         let k = u64::from(self.manifest.program.accumulate);
         let control = Control::new(updates * k, k, self.stop, &self.links);
         let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
-        let shared = Shared { manifest, kernels, links, control: &control, batches, spins };
+        let (shared, running) = (Shared { manifest, control: &control, batches }, &control);
         let reports = &Reports::new(self.ranks.len());
         let refused = thread::scope(|scope| {
             for rank in &mut self.ranks {
                 scope.spawn(move || {
                     // A failure is recorded in the control.
-                    let _ = guarded(shared, rank, updates_before, |w| w.train(updates, reports));
+                    let engine = || Threads::new(manifest, kernels, links, running, Some(reports), spins);
+                    let _ = guarded(shared, rank, engine, updates_before, |w| w.train(updates));
                     reports.close();
                 });
             }
@@ -83,9 +85,10 @@ impl<'a> Pipeline<'a> {
     pub fn evaluate(&mut self, batches: Batches<'_>, count: u64) -> Result<Option<f64>, RunError> {
         let control = Control::new(count, 1, self.stop, &self.links);
         let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
-        let shared = Shared { manifest, kernels, links, control: &control, batches, spins };
+        let (shared, running) = (Shared { manifest, control: &control, batches }, &control);
         let loss: f64 = thread::scope(|scope| {
-            let evaluate = |rank| scope.spawn(move || guarded(shared, rank, 0, move |w| w.evaluate(count)));
+            let engine = move || Threads::new(manifest, kernels, links, running, None, spins);
+            let evaluate = |rank| scope.spawn(move || guarded(shared, rank, engine, 0, move |w| w.evaluate(count)));
             let threads: Vec<_> = self.ranks.iter_mut().map(evaluate).collect();
             let losses = threads.into_iter().map(|t| t.join().expect("a rank's thread catches its panics"));
             losses.map(|l| l.unwrap_or(0.0)).sum()
@@ -117,14 +120,15 @@ pub fn cores() -> usize {
 }
 
 /// Runs a rank's thread; should it panic, the run fails with its cause instead of hanging the other ranks.
-fn guarded<T>(
+pub fn guarded<T, E: Engine>(
     shared: Shared<'_>,
     rank: &mut Rank,
+    engine: impl FnOnce() -> E,
     updates_before: u64,
-    work: impl FnOnce(&mut Worker<'_>) -> Result<T, GivenUp>,
+    work: impl FnOnce(&mut Worker<'_, E>) -> Result<T, GivenUp>,
 ) -> Result<T, GivenUp> {
     let (id, doing) = (rank.id, Cell::new(None));
-    let run = || work(&mut Worker::new(shared, rank, updates_before, &doing));
+    let run = || work(&mut Worker::new(shared, rank, engine(), updates_before, &doing));
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let cause = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown").to_string();
