@@ -83,9 +83,9 @@ fn a_study_goes_on_where_it_stopped() {
     fs::remove_file(bench.path().join("stop")).unwrap();
     let output = bench.study(&["paci"]);
     assert!(output.status.success() && said(&output).contains("paci: complete"), "{}", said(&output));
-    // Three rates, four more seeds of flush in other K, and five settings with three seeds, of which one was a rate's.
+    // Flush and PACI in four K at three rates with three seeds, and flush in three more K.
     let runs = bench.calls() - 1;
-    assert_eq!((runs, bench.result("paci.csv").lines().count()), (3 + 3 + 4 * 3 + 2, 1 + runs));
+    assert_eq!((runs, bench.result("paci.csv").lines().count()), (3 * 5 * 3 + 3, 1 + runs));
     let page = bench.result("paci.md");
     assert!(page.contains("rate 1e-2: held-out loss diverged") && page.contains("rate 1e-3") && !page.contains("NaN"));
     assert!(page.contains("| 8 | 1 | 0.50 |") && bench.result("paci.svg").contains("<svg"), "{page}");
@@ -109,7 +109,7 @@ fn what_is_refused_is_a_row_of_its_own() {
     let made = bench.calls();
     bench.study(&["paci"]);
     let shared = 3 + 2 + 3; // the rates, the baseline's other seeds, PACI with eight micro-batches on eight ranks
-    assert_eq!(bench.calls(), made + 3 + 3 + 4 * 3 + 2 - shared, "runs that another study made are copied");
+    assert_eq!(bench.calls(), made + 3 * 5 * 3 + 3 - shared, "runs that another study made are copied");
 }
 
 #[test]

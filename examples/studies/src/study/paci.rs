@@ -1,6 +1,6 @@
 //! (a) PACI against flush on eight ranks: the same loss, sooner?
 
-use super::{ADAMW_RATES, SEEDS, Study, baseline, best_rate, cell, closing, gap, heldout, scan, unique};
+use super::{ADAMW_RATES, SEEDS, Study, baseline, best_rate, cell, chosen_rate, closing, gap, heldout, scan, unique};
 use crate::plot::{Across, Figure, Panel, Series, Shape};
 use crate::rows::Rows;
 use crate::setting::{Policy, Setting};
@@ -21,6 +21,12 @@ impl Paci {
         best_rate(rows, baseline(self.updates), &ADAMW_RATES)
     }
 
+    /// PACI at the rate that is best for it.
+    fn own(&self, rows: &Rows, accumulate: u32) -> Option<Setting> {
+        let setting = self.setting(ADAMW_RATES[0], Policy::Paci, accumulate);
+        Some(setting.with_rate(best_rate(rows, setting, &ADAMW_RATES)?))
+    }
+
     fn setting(&self, rate: f64, policy: Policy, accumulate: u32) -> Setting {
         Setting { policy, accumulate, rate, ..baseline(self.updates) }
     }
@@ -38,12 +44,12 @@ impl Study for Paci {
 
     fn wanted(&self, rows: &Rows) -> Vec<Setting> {
         let mut runs: Vec<_> = scan(baseline(self.updates), &ADAMW_RATES).collect();
-        let Some(rate) = self.rate(rows) else { return runs };
-        for seed in SEEDS {
-            runs.push(self.flush(rate).with_seed(seed));
-            runs.extend(ACCUMULATES.map(|k| self.setting(rate, Policy::Paci, k).with_seed(seed)));
-            if seed == SEEDS[0] {
-                runs.extend(ACCUMULATES.map(|k| self.setting(rate, Policy::Flush, k).with_seed(seed)));
+        let Some(best) = self.rate(rows) else { return runs };
+        runs.extend(ACCUMULATES.map(|k| self.setting(best, Policy::Flush, k)));
+        for rate in ADAMW_RATES {
+            for seed in SEEDS {
+                runs.push(self.flush(rate).with_seed(seed));
+                runs.extend(ACCUMULATES.map(|k| self.setting(rate, Policy::Paci, k).with_seed(seed)));
             }
         }
         unique(runs)
@@ -85,6 +91,7 @@ impl Study for Paci {
                  (K + P - 1)/K, and the difference between them is the imbalance of the stages: the last one holds the head. \
                  *same loss* is the ratio of times until the running mean of the training loss (over a tenth of the run) reaches the higher \
                  of the two final values.\n";
+        text += &self.by_rate(rows, rate);
         text += &self.against_paper(rows, rate);
         text + &closing(self, rows)
     }
@@ -96,13 +103,13 @@ impl Paci {
         let losses = [
             cell(rows, paci, heldout(rows, paci), false),
             cell(rows, paci, gap(rows, paci, self.flush(rate)), true),
-            cell(rows, paci, self.training_gap(rows, rate, k), true),
+            cell(rows, paci, training_gap(rows, paci, self.flush(rate)), true),
         ];
         let ceiling = f64::from(k + paci.ranks - 1) / f64::from(k);
         let (Some(a), Some(s)) = (rows.trained(&paci), rows.trained(&flush)) else {
             return format!("| {k} | | | {} | | | {ceiling:.2} | |\n", losses.join(" | "));
         };
-        let same = self.speedup(rows, rate, k, k).map_or_else(|| "-".to_owned(), |e| e.text(2, false));
+        let same = text(self.speedup(rows, paci, flush), 2, false);
         format!(
             "| {k} | {} | {:.2} | {} | {:.2} | {:.2} | {:.2} | {ceiling:.2} | {same} |\n",
             a.drift_max,
@@ -123,21 +130,43 @@ impl Paci {
         losses.join(", ")
     }
 
-    /// Mean training loss of the last tenth, less that of flush.
-    fn training_gap(&self, rows: &Rows, rate: f64, k: u32) -> Option<Estimate> {
-        let gaps = SEEDS.into_iter().filter_map(|seed| {
-            let paci = rows.trained(&self.setting(rate, Policy::Paci, k).with_seed(seed))?;
-            Some(paci.train_loss? - rows.trained(&self.flush(rate).with_seed(seed))?.train_loss?)
-        });
-        Estimate::of(&gaps.collect::<Vec<_>>())
+    /// Each rate by itself, then PACI at its own best.
+    fn by_rate(&self, rows: &Rows, best: f64) -> String {
+        let mut page = "\nHeld-out loss by rate, PACI less flush at the same rate:\n\n| rate | flush |".to_owned();
+        ACCUMULATES.iter().for_each(|k| page += &format!(" PACI, K = {k} |"));
+        page += "\n|---|---|---|---|---|---|\n";
+        for rate in ADAMW_RATES {
+            let flush = self.flush(rate);
+            let gaps = ACCUMULATES.map(|k| {
+                let paci = self.setting(rate, Policy::Paci, k);
+                cell(rows, paci, gap(rows, paci, flush), true)
+            });
+            let loss = cell(rows, flush, heldout(rows, flush), false);
+            let _ = writeln!(page, "| {rate:e} | {loss} | {} |", gaps.join(" | "));
+        }
+        page += "\nPACI at the rate that is best for it (by seed 1), against flush at the one that is best for flush:\n\n\
+                 | K | rate | held-out loss | less flush | training loss less flush | same loss |\n|---|---|---|---|---|---|\n";
+        for k in ACCUMULATES {
+            let Some(paci) = self.own(rows, k) else { continue };
+            let _ = writeln!(
+                page,
+                "| {k} | {} | {} | {} | {} | {} |",
+                chosen_rate(paci.rate, &ADAMW_RATES),
+                cell(rows, paci, heldout(rows, paci), false),
+                cell(rows, paci, gap(rows, paci, self.flush(best)), true),
+                cell(rows, paci, training_gap(rows, paci, self.flush(best)), true),
+                text(self.speedup(rows, paci, self.setting(best, Policy::Flush, k)), 2, false),
+            );
+        }
+        page
     }
 
-    /// Time of flush with `flush_k` micro-batches over that of PACI with `k` to the same training loss.
-    fn speedup(&self, rows: &Rows, rate: f64, k: u32, flush_k: u32) -> Option<Estimate> {
-        let flush_us = rows.trained(&self.setting(rate, Policy::Flush, flush_k))?.steady_us;
+    /// Time of flush over that of PACI to the same training loss. Flush's losses are those of `K = 8` at its rate.
+    fn speedup(&self, rows: &Rows, paci: Setting, flush: Setting) -> Option<Estimate> {
+        let flush_us = rows.trained(&flush)?.steady_us;
         let ratios = SEEDS.into_iter().filter_map(|seed| {
-            let paci = rows.trained(&self.setting(rate, Policy::Paci, k).with_seed(seed))?;
-            let (ours, theirs) = (paci.segments(), rows.trained(&self.flush(rate).with_seed(seed))?.segments());
+            let paci = rows.trained(&paci.with_seed(seed))?;
+            let (ours, theirs) = (paci.segments(), rows.trained(&self.flush(flush.rate).with_seed(seed))?.segments());
             let target = last(&ours)?.max(last(&theirs)?);
             let updates = self.updates as f64;
             // The first update also fills the pipeline.
@@ -148,11 +177,9 @@ impl Paci {
     }
 
     fn against_paper(&self, rows: &Rows, rate: f64) -> String {
-        let text = |estimate: Option<Estimate>, digits, signed| {
-            estimate.map_or_else(|| "-".to_owned(), |e| e.text(digits, signed))
-        };
-        let gap_at = |k| text(self.training_gap(rows, rate, k), 4, true);
-        let speed = |k| text(self.speedup(rows, rate, k, 16), 2, false);
+        let paci = |k| self.setting(rate, Policy::Paci, k);
+        let gap_at = |k| text(training_gap(rows, paci(k), self.flush(rate)), 4, true);
+        let speed = |k| text(self.speedup(rows, paci(k), self.setting(rate, Policy::Flush, 16)), 2, false);
         format!(
             "\nBeside the paper (GPT-2 Medium, 8 stages, batch 128, flush with 16 micro-batches):\n\n\
              | | paper | here |\n|---|---|---|\n\
@@ -218,4 +245,17 @@ impl Paci {
         }
         Series { name, points, shape: Shape::Band }
     }
+}
+
+/// Mean training loss of the last tenth, less that of another setting with the same seed.
+fn training_gap(rows: &Rows, setting: Setting, from: Setting) -> Option<Estimate> {
+    let gaps = SEEDS.into_iter().filter_map(|seed| {
+        let row = rows.trained(&setting.with_seed(seed))?;
+        Some(row.train_loss? - rows.trained(&from.with_seed(seed))?.train_loss?)
+    });
+    Estimate::of(&gaps.collect::<Vec<_>>())
+}
+
+fn text(estimate: Option<Estimate>, digits: usize, signed: bool) -> String {
+    estimate.map_or_else(|| "-".to_owned(), |e| e.text(digits, signed))
 }
