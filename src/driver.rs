@@ -308,6 +308,7 @@ fn build(
 ) -> Build {
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
     let rules = rules(spec, stages);
+    found.extend(model::dims::check_dtype(model, target));
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
     let (fuse, recompute) = (spec.pipeline.fuse.value, spec.pipeline.recompute.value);
     let input = Input { dims, partition: layers, fuse, rules: &rules, recompute, program, target };

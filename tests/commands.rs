@@ -213,7 +213,7 @@ fn a_spec_for_analysis_only_is_checked_and_not_compiled() {
     let (fits, too_much) = (report("one_f_one_b"), report("gpipe"));
     assert_eq!((&fits["ok"], &too_much["ok"]), (&true.into(), &false.into()));
     assert_eq!(too_much["diagnostics"][0]["code"], "P0411");
-    assert_eq!(fits["analysis_only"], serde_json::json!(["dtype", "mlp", "norm", "position", "bias", "device"]));
+    assert_eq!(fits["analysis_only"], serde_json::json!(["mlp", "norm", "position", "bias", "device"]));
     // All ranks together hold 2 bytes for each of the 6.738 B parameters.
     let ranks = fits["ranks"].as_array().expect("ranks");
     let weights: u64 = ranks.iter().map(|r| r["memory"]["weights"].as_u64().expect("bytes")).sum();
@@ -222,7 +222,7 @@ fn a_spec_for_analysis_only_is_checked_and_not_compiled() {
     let run = ["run", "spec.pace", "--updates", "1", "--data", licence.to_str().expect("UTF-8")];
     for command in [&["compile", "spec.pace", "-o", "b"][..], &run] {
         let (status, _, stderr) = project.outcome(command);
-        let keys = "`dtype`, `mlp`, `norm`, `position`, `bias`, `device` are for analysis only";
+        let keys = "`mlp`, `norm`, `position`, `bias`, `device` are for analysis only";
         assert!(status == Some(1) && stderr.contains("error[P0420]") && stderr.contains(keys), "{stderr}");
     }
 }

@@ -19,6 +19,8 @@ const PAGES: &[(&str, &str)] = pages![
     P0225
     // Schedule blocks.
     P0231 P0232 P0233 P0234 P0235 P0236
+    // Element types.
+    P0237
     // Without effect.
     P0240 P0241
     // The command line.
@@ -51,6 +53,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0420
     P0421
     P0422
+    P0423
     P0430
     P0431
     // Searches.

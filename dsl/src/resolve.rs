@@ -114,6 +114,9 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
             written.chain([&found.optimizer])
         });
         correction::fits(cx, staleness, found);
+        if let Some(model) = model.as_ref().and_then(Option::as_ref) {
+            correction::fits_elements(cx, staleness, model);
+        }
     }
     let (pipeline, schedule) = pipeline?;
     let model = model.map(|found| found.map(|model| recomputed(model, pipeline.recompute.value)));

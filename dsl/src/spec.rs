@@ -45,7 +45,7 @@ impl Spec {
     }
 }
 
-/// `model gpt { … }`: the reference GPT, or a variant of it that is analysed and not run.
+/// `model gpt { … }`: the reference GPT in f32 or bf16, or a variant of it that is analysed and not run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     pub layers: At<u32>,
@@ -54,7 +54,9 @@ pub struct Model {
     pub context: At<u32>,
     pub vocab: At<u32>,
     pub variant: Variant,
-    /// The keys that make it differ from the reference GPT, in the order of [`Variant`].
+    /// Where its element type stands; the whole model where nothing says it.
+    pub dtype_span: Span,
+    /// The keys that make it differ from the reference GPT in more than its element type, in the order of [`Variant`].
     pub analysis_only: Vec<At<&'static str>>,
     pub span: Span,
 }
@@ -63,7 +65,8 @@ impl Model {
     /// The reference GPT of the given layers, width, heads, context and vocabulary.
     pub fn reference([layers, width, heads, context, vocab]: [At<u32>; 5], span: Span) -> Model {
         let variant = Variant::reference(width.value, heads.value);
-        Model { layers, width, heads, context, vocab, variant, analysis_only: Vec::new(), span }
+        let dtype_span = span.clone();
+        Model { layers, width, heads, context, vocab, variant, dtype_span, analysis_only: Vec::new(), span }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::replay;
 use crate::segment::{Pipeline, cores};
 use crate::weights::{self, Weights};
 use crate::{cpu, init};
+use artifact::bf16;
 use artifact::bundle::{Bundle, check_manifest};
 use artifact::ids::RankId;
 use artifact::program::Manifest;
@@ -129,13 +130,18 @@ fn rank(manifest: &Manifest, id: RankId, seed: u64, start: Option<&Weights>) -> 
     for stage in manifest.stages.iter().filter(|s| s.rank == id) {
         for param in &stage.params {
             let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
-            let copy = param.state.last().filter(|_| rule.reads_behind());
-            for place in [&param.weight].into_iter().chain(copy) {
+            let behind = param.state.last().filter(|_| rule.reads_behind());
+            for place in [&param.weight].into_iter().chain(behind) {
                 let out = rank.arena.view_mut::<f32>(place, 0);
                 match start {
                     Some(weights) => weights.copy(&param.name, out),
                     None => init::fill(seed, &param.name, param.init, out),
                 }
+            }
+            if let Some(copy) = &param.copy {
+                let rounded: Vec<u16> =
+                    rank.arena.view::<f32>(&param.weight, 0).iter().map(|&w| bf16::round(w)).collect();
+                rank.arena.view_mut::<u16>(copy, 0).copy_from_slice(&rounded);
             }
         }
     }

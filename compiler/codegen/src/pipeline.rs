@@ -9,7 +9,7 @@ use crate::ffi::{LlvmContext, LlvmModule, TargetMachine};
 use crate::kernels::{self, KernelSource};
 use crate::{entry, forward, object, prefetch, scratch};
 use melior::ir::Module;
-use model::kernel::Kernel;
+use model::kernel::{Dtype, Kernel};
 use model::target::CpuClass;
 
 /// Tiles, fuses, packs and vectorises, on tensors.
@@ -62,6 +62,9 @@ pub fn compile_source(
     source: KernelSource,
     cpu: CpuClass,
 ) -> Result<Object, CodegenError> {
+    if kernel.dtype != Dtype::F32 {
+        return Err(CodegenError::new(&kernel.name, "source", "there are kernels of f32 only so far"));
+    }
     let machine = target_machine(cpu)?;
     let llvm = LlvmContext::new();
     let module = optimised(context, &llvm, &machine, kernel, source)?;

@@ -8,7 +8,7 @@ use codegen::{cuda, image, pipeline};
 use emulated::{Launch, Memory, Module, Operand, Order};
 use model::kernel::{Kernel, KernelOp};
 use model::kernel_plan::plan_kernel;
-use model::operands::{Access, operands};
+use model::operands::Access;
 use model::target::{Chip, CpuClass, Target};
 use std::cell::{Cell, RefCell};
 
@@ -141,7 +141,7 @@ impl Runnable {
     ///
     /// When operands have wrong sizes, the kernel writes outside of them, or it changes one that it may only read.
     pub fn call(&self, data: &[Data]) -> Vec<Data> {
-        let expected = operands(&self.kernel.op);
+        let expected = self.kernel.operands();
         assert_eq!(data.len(), expected.len(), "number of operands of {}", self.kernel.name);
         let mut buffers = data.iter().map(|d| Buffer::new(&d.bytes())).collect::<Vec<_>>();
         for (i, (buffer, operand)) in buffers.iter_mut().zip(&expected).enumerate() {
@@ -166,7 +166,7 @@ impl Runnable {
             Compiled::Image(code, offset) => return code.call(*offset, buffers),
             Compiled::Device(module, launches) => (module, launches),
         };
-        let access = operands(&self.kernel.op).into_iter().map(|o| o.access.reads()).chain([false]);
+        let access = self.kernel.operands().into_iter().map(|o| o.access.reads()).chain([false]);
         let operands = buffers.iter_mut().zip(access);
         let operands = operands
             .map(|(b, initialised)| Operand { bytes: Cell::from_mut(b.data()).as_slice_of_cells(), initialised })

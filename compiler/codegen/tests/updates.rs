@@ -34,6 +34,7 @@ impl Stage {
             shape: shape.to_vec(),
             init: Init::Zeros,
             value,
+            copied: false,
         };
         let params: Vec<ParamDecl> = shapes.iter().enumerate().map(param).collect();
         let plan = UpdatePlan::new(&params, &rules, true, Writes::InPlace);
@@ -73,6 +74,7 @@ impl Stage {
                     Arg::Gradient => Data::F32(gradients[p].clone()),
                     Arg::State(i) => Data::F32(self.buffers[p][1 + i].clone()),
                     Arg::Hyper => hyper.clone(),
+                    Arg::Copy => unreachable!("these weights are f32"),
                     Arg::Temporary(i) => temporaries[i].clone(),
                 })
                 .collect();
@@ -83,7 +85,7 @@ impl Stage {
                     Arg::Weight => self.buffers[p][0] = data.f32().to_vec(),
                     Arg::Gradient => gradients[p] = data.f32().to_vec(),
                     Arg::State(i) => self.buffers[p][1 + i] = data.f32().to_vec(),
-                    Arg::Hyper => panic!("hyper-parameters are read only"),
+                    Arg::Hyper | Arg::Copy => panic!("hyper-parameters are read only, and there is no copy"),
                     Arg::Temporary(i) => temporaries[i] = data,
                 }
             }

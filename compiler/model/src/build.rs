@@ -4,10 +4,9 @@ use crate::arena::one;
 use crate::dims::Dims;
 use crate::fuse::{Step, with_sink};
 use crate::graph::{Part, ValueId};
-use crate::kernel::{Kernel, KernelOp, Sink, UpdateRule, Writes};
-use crate::kernel_plan::plan_kernel;
+use crate::kernel::{Dtype, Kernel, KernelOp, Sink, UpdateRule, Writes};
+use crate::kernel_plan::plan_kernel_of;
 use crate::layout::{RankLayout, StageInput, StageLayout, layout};
-use crate::operands::operands;
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
 use crate::target::Target;
@@ -96,7 +95,7 @@ pub fn build(input: &Input) -> Build {
 }
 
 fn entry(kernel: &Kernel) -> KernelEntry {
-    let args = operands(&kernel.op).len() + usize::from(kernel.scratch_bytes > 0);
+    let args = kernel.operands().len() + usize::from(kernel.scratch_bytes > 0);
     KernelEntry {
         name: kernel.name.clone(),
         scratch_bytes: kernel.scratch_bytes,
@@ -167,17 +166,16 @@ fn usages(program: &Program, stages: usize) -> Vec<Usage> {
 struct Kernels {
     target: Target,
     list: Vec<Kernel>,
-    index: HashMap<KernelOp, u32>,
+    index: HashMap<(KernelOp, Dtype), u32>,
 }
 
 impl Kernels {
-    fn id(&mut self, op: KernelOp) -> u32 {
-        if let Some(&id) = self.index.get(&op) {
-            return id;
+    fn id(&mut self, op: KernelOp, dtype: Dtype) -> u32 {
+        let next = self.list.len() as u32;
+        let id = *self.index.entry((op.clone(), dtype)).or_insert(next);
+        if id == next {
+            self.list.push(plan_kernel_of(op, dtype, self.target));
         }
-        let id = self.list.len() as u32;
-        self.index.insert(op.clone(), id);
-        self.list.push(plan_kernel(op, self.target));
         id
     }
 }
@@ -222,7 +220,8 @@ impl Lower<'_> {
 
     /// The rule of a parameter's updates: where several versions are kept, they leave the newest as it is.
     fn rule(&self, param: &Param) -> UpdateRule {
-        UpdateRule { writes: self.update.writes, ..self.rules.of(&param.name, &param.shape).rule }
+        let writes = self.update.writes(param.copy.is_some());
+        UpdateRule { writes, ..self.rules.of(&param.name, &param.shape).rule }
     }
 
     fn versions(&self) -> u32 {
@@ -231,10 +230,16 @@ impl Lower<'_> {
 
     /// The weights as operands of an update.
     fn updated(&self, param: &Param) -> Vec<Place> {
-        match self.update.writes {
+        match self.rule(param).writes {
             Writes::InPlace => vec![param.weight],
             Writes::Next => vec![param.weight.selected(Selector::Newest), param.weight.selected(Selector::Next)],
         }
+    }
+
+    /// The copy as an operand of an update, for parameters that have one.
+    fn copy(&self, param: &Param) -> Option<Place> {
+        let next = self.versions() > 1;
+        param.copy.map(|copy| if next { copy.selected(Selector::Next) } else { copy })
     }
 
     /// Where a parameter's gradient goes at this place in the update.
@@ -250,19 +255,25 @@ impl Lower<'_> {
 
     /// `a` matters to weight gradients only.
     fn step(&mut self, step: &Step, a: Accumulation) -> Call {
-        let mut args: Vec<Place> = step.operands().map(|v| self.operand(step.part, v)).collect();
+        let product = matches!(step.op, KernelOp::MatMul(_));
+        let mut args: Vec<Place> = step.operands().map(|v| self.operand(step.part, v, product)).collect();
+        let dtype = self.input.dims.dtype;
         if step.part == Part::Weight {
             let param = self.plan.derivative.gradients[&step.outputs[0]].index();
             let sink = self.sink(param, a);
             self.sink_operands(param, sink, &mut args);
-            return self.call(with_sink(&step.op, sink), args);
+            return self.call(with_sink(&step.op, sink), dtype, args);
         }
-        self.call(step.op.clone(), args)
+        self.call(step.op.clone(), dtype, args)
     }
 
     /// Where a value is; of a weight what a pass of this part reads: the version of its micro-batch, or the copy of a correction.
-    fn operand(&self, part: Part, value: ValueId) -> Place {
-        let place = self.layout.place(self.plan, value);
+    /// Products read the bf16 copy where there is one.
+    fn operand(&self, part: Part, value: ValueId, product: bool) -> Place {
+        let mut place = self.layout.place(self.plan, value);
+        if let Home::Param(id) = self.plan.homes[&value] {
+            place = self.layout.params[id.index()].copy.filter(|_| product).unwrap_or(place);
+        }
         match self.plan.homes[&value] {
             Home::Param(id) if part != Part::Forward && self.rule(&self.layout.params[id.index()]).reads_behind() => {
                 *self.layout.params[id.index()].state.last().expect("the rule has states")
@@ -282,6 +293,7 @@ impl Lower<'_> {
                 args.push(self.layout.hyper(param));
                 args.extend(self.updated(param));
                 args.extend(&param.state);
+                args.extend(self.copy(param));
             }
         }
     }
@@ -292,7 +304,7 @@ impl Lower<'_> {
         let call = |step: &UpdateStep| {
             let param = &self.layout.params[step.param];
             let args = step.args.iter().flat_map(|arg| self.update_operands(param, arg)).collect();
-            self.call(step.op.clone(), args)
+            self.call(step.op.clone(), step.dtype, args)
         };
         update.steps.iter().map(call).collect()
     }
@@ -302,13 +314,14 @@ impl Lower<'_> {
             Arg::Weight => self.updated(param),
             Arg::Gradient => vec![param.gradient.expect("an unfused update has accumulators")],
             Arg::State(i) => vec![param.state[i]],
+            Arg::Copy => self.copy(param).into_iter().collect(),
             Arg::Hyper => vec![self.layout.hyper(param)],
             Arg::Temporary(i) => vec![self.layout.update_temporaries[i]],
         }
     }
 
-    fn call(&mut self, op: KernelOp, mut args: Vec<Place>) -> Call {
-        let kernel = self.kernels.id(op);
+    fn call(&mut self, op: KernelOp, dtype: Dtype, mut args: Vec<Place>) -> Call {
+        let kernel = self.kernels.id(op, dtype);
         let bytes = self.kernels.list[kernel as usize].scratch_bytes;
         if bytes > 0 {
             args.push(one(self.rank.scratch_offset, bytes));

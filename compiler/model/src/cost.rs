@@ -4,7 +4,7 @@
 //! embedding. Elementwise work is left out: it follows memory bandwidth, and it is small beside the products.
 
 use crate::dims::Dims;
-use crate::graph::Part;
+use crate::graph::{Elem, Part};
 use crate::kernel::{KernelOp, MatMul, Table};
 use crate::stage::{StageError, StagePlan};
 use dsl::spec::{Costs, Layer, Recompute};
@@ -118,7 +118,7 @@ pub fn costs(dims: &Dims, partition: &[Vec<Layer>], recompute: Recompute) -> Cos
     let layers = LayerWork::new(dims, recompute);
     let work: Vec<Work> = partition.iter().map(|stage| layers.sum(stage)).collect();
     let times = |part: fn(&Work) -> u64| work.iter().map(|w| time_ns(part(w), NOMINAL_FLOPS_PER_S)).collect();
-    let bytes = 4 * u64::from(dims.rows()) * u64::from(dims.width);
+    let bytes = Elem::from(dims.dtype).bytes() * u64::from(dims.rows()) * u64::from(dims.width);
     Costs {
         f_ns: times(|w| w.forward),
         i_ns: times(|w| w.input),
@@ -135,10 +135,11 @@ fn time_ns(amount: u64, per_s: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use dsl::spec::Dtype;
 
     #[test]
     fn a_block_by_hand() {
-        let dims = Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4 };
+        let dims = Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4, dtype: Dtype::F32 };
         let rows = 512;
         let linear = 24 * 256 * 256 * rows;
         let attention = 2 * 256 * 129 * rows;

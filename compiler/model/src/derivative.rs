@@ -25,7 +25,7 @@
 //! may update the parameter at once.
 
 use crate::gpt::StageGraph;
-use crate::graph::{Elem, Graph, Node, Op, ParamId, Part, ShapeError, Source, ValueId};
+use crate::graph::{Graph, Node, Op, ParamId, Part, ShapeError, Source, ValueId};
 use crate::kernel::{Form, Table};
 use dsl::spec::Recompute;
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ pub fn derivative(stage: &StageGraph, recompute: Recompute) -> Result<Derivative
     };
     let output_gradient = stage.output.map(|output| {
         let shape = stage.graph.value(output).shape.clone();
-        let gradient = reverse.graph.external(Source::OutputGradient, Elem::F32, shape);
+        let gradient = reverse.graph.external(Source::OutputGradient, stage.graph.dtype.into(), shape);
         reverse.cotangents.insert(output, gradient);
         gradient
     });

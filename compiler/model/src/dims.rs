@@ -1,7 +1,8 @@
 //! The model's sizes, and which sizes this compiler takes.
 
+use crate::target::Target;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Model};
+use dsl::spec::{At, Dtype, Model};
 
 /// Sizes of the reference GPT and of one micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,8 @@ pub struct Dims {
     pub vocab: u32,
     /// Sequences of a micro-batch.
     pub microbatch: u32,
+    /// Of activations and of the weights that matrix products read.
+    pub dtype: Dtype,
 }
 
 /// Tokens of a micro-batch; keeps every dimension in `u32`.
@@ -31,6 +34,7 @@ impl Dims {
             context: model.context.value,
             vocab: model.vocab.value,
             microbatch,
+            dtype: model.variant.dtype,
         }
     }
 
@@ -64,6 +68,16 @@ pub fn check_sizes(model: &Model, microbatch: &At<u32>) -> Vec<Diagnostic> {
         0 => format!("use a context of at most {rows_max}"),
         most => format!("the largest that fits is microbatch = {most}"),
     })]
+}
+
+/// `P0423` for an element type that the target has no kernels of.
+pub fn check_dtype(model: &Model, target: Target) -> Option<Diagnostic> {
+    let there = model.variant.dtype == Dtype::F32 || matches!(target, Target::Cpu(_));
+    (!there).then(|| {
+        let message = format!("there are no kernels of bf16 for {}", target.name());
+        let error = Diagnostic::error("P0423", model.dtype_span.clone(), message);
+        error.help("use `dtype = f32`, or leave `--target` out: the CPU has them")
+    })
 }
 
 /// Operations per token of the layer that has most.

@@ -7,7 +7,7 @@ use crate::dims::Dims;
 use crate::graph::{Elem, Graph, Op, ParamId, Part, ShapeError, Source, ValueId};
 use crate::kernel::Form;
 use artifact::program::Init;
-use dsl::spec::Layer;
+use dsl::spec::{Dtype, Layer};
 
 /// A parameter, without its place in memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,6 +17,15 @@ pub struct ParamDecl {
     pub init: Init,
     /// Its value in the graph.
     pub value: ValueId,
+    /// Whether matrix products read a bf16 copy of it.
+    pub copied: bool,
+}
+
+impl ParamDecl {
+    /// Elements.
+    pub fn len(&self) -> u64 {
+        self.shape.iter().product()
+    }
 }
 
 /// Forward pass of one stage.
@@ -35,10 +44,12 @@ pub struct StageGraph {
 
 /// The graph of a stage's layers. `loss_scale` multiplies the loss's gradient.
 pub fn stage_graph(dims: &Dims, layers: &[Layer], loss_scale: f32) -> Result<StageGraph, ShapeError> {
-    let mut builder = Builder { dims: *dims, graph: Graph::new(dims.microbatch, dims.context), params: Vec::new() };
+    let graph = Graph::new(dims.microbatch, dims.context).storing(dims.dtype);
+    let mut builder = Builder { dims: *dims, graph, params: Vec::new() };
     let rows = builder.graph.rows();
     let first = layers.first() == Some(&Layer::Embed);
-    let input = (!first).then(|| builder.graph.external(Source::Input, Elem::F32, vec![rows, dims.width.into()]));
+    let input =
+        (!first).then(|| builder.graph.external(Source::Input, dims.dtype.into(), vec![rows, dims.width.into()]));
     let mut current = input;
     let mut logits_gradient = None;
     for &layer in layers {
@@ -52,6 +63,7 @@ pub fn stage_graph(dims: &Dims, layers: &[Layer], loss_scale: f32) -> Result<Sta
             (_, None) => unreachable!("layers are in forward order: partition checked it"),
         };
     }
+    builder.mark_copied();
     Ok(StageGraph { graph: builder.graph, params: builder.params, input, output: current, logits_gradient })
 }
 
@@ -66,8 +78,16 @@ impl Builder {
         let id = ParamId(self.params.len() as u32);
         let shape: Vec<u64> = shape.iter().map(|&d| d.into()).collect();
         let value = self.graph.external(Source::Param(id), Elem::F32, shape.clone());
-        self.params.push(ParamDecl { name, shape, init, value });
+        self.params.push(ParamDecl { name, shape, init, value, copied: false });
         value
+    }
+
+    /// Products read bf16 where activations are bf16.
+    fn mark_copied(&mut self) {
+        let products = || self.graph.nodes.iter().filter(|node| matches!(node.op, Op::MatMul(_)));
+        for param in self.params.iter_mut().filter(|_| self.dims.dtype == Dtype::Bf16) {
+            param.copied = products().any(|node| node.inputs[1] == param.value);
+        }
     }
 
     fn push(&mut self, op: Op, inputs: &[ValueId]) -> Result<ValueId, ShapeError> {

@@ -4,8 +4,8 @@
 //!
 //! A graph is a list of nodes in an order in which they can run, over *values*. A value is defined once: by a node, or from outside
 //! (a parameter, token ids, an activation that another stage computed). A node has an operation, input values and one
-//! or more result values; it has no effect but to define its results. All values are row-major f32 tensors, except token and target
-//! ids (u32) and the loss (f64).
+//! or more result values; it has no effect but to define its results. All values are row-major tensors: activations and their gradients of
+//! the graph's element type, token and target ids u32, the loss f64, everything else f32.
 //!
 //! `rows` is the number of tokens of a micro-batch, sequences x context, sequence by sequence; every activation is a matrix `[rows, columns]`.
 //!
@@ -16,6 +16,7 @@
 //! exists is well-shaped.
 
 use crate::kernel::{Form, Table};
+use dsl::spec::Dtype;
 use std::fmt;
 
 macro_rules! id {
@@ -48,6 +49,8 @@ pub type Shape = Vec<u64>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elem {
     F32,
+    /// The upper half of an f32.
+    Bf16,
     U32,
     F64,
 }
@@ -55,8 +58,18 @@ pub enum Elem {
 impl Elem {
     pub fn bytes(self) -> u64 {
         match self {
+            Elem::Bf16 => 2,
             Elem::F32 | Elem::U32 => 4,
             Elem::F64 => 8,
+        }
+    }
+}
+
+impl From<Dtype> for Elem {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Elem::F32,
+            Dtype::Bf16 => Elem::Bf16,
         }
     }
 }
@@ -146,6 +159,8 @@ pub struct Node {
 pub struct Graph {
     pub sequences: u32,
     pub context: u32,
+    /// Of activations and their gradients.
+    pub dtype: Dtype,
     pub values: Vec<Value>,
     pub nodes: Vec<Node>,
 }
@@ -167,7 +182,12 @@ impl std::error::Error for ShapeError {}
 
 impl Graph {
     pub fn new(sequences: u32, context: u32) -> Graph {
-        Graph { sequences, context, values: Vec::new(), nodes: Vec::new() }
+        Graph { sequences, context, dtype: Dtype::F32, values: Vec::new(), nodes: Vec::new() }
+    }
+
+    /// The same, with activations of `dtype`.
+    pub fn storing(self, dtype: Dtype) -> Graph {
+        Graph { dtype, ..self }
     }
 
     /// A graph with this one's values and no nodes: what a derivative starts from.
@@ -191,7 +211,9 @@ impl Graph {
     /// Adds a node; returns its results.
     pub fn push(&mut self, part: Part, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, ShapeError> {
         let shapes: Vec<&[u64]> = inputs.iter().map(|&i| self.value(i).shape.as_slice()).collect();
-        let Some(found) = infer(op, &shapes, self.sequences.into(), self.context.into()) else {
+        // Gradients of parameters are summed in f32.
+        let elem = if part == Part::Weight { Elem::F32 } else { self.dtype.into() };
+        let Some(found) = infer(op, &shapes, elem, self.sequences.into(), self.context.into()) else {
             return Err(ShapeError { op, shapes: shapes.into_iter().map(<[u64]>::to_vec).collect() });
         };
         let results: Vec<ValueId> =
@@ -215,24 +237,24 @@ impl Graph {
 
 type Results = Vec<(Elem, Shape)>;
 
-/// Element types and shapes of an operation's results; none if the operands do not fit.
-fn infer(op: Op, inputs: &[&[u64]], sequences: u64, context: u64) -> Option<Results> {
+/// Element types and shapes of an operation's results, activations of `elem`; none if the operands do not fit.
+fn infer(op: Op, inputs: &[&[u64]], elem: Elem, sequences: u64, context: u64) -> Option<Results> {
     let rows = sequences * context;
-    let one = |shape: &[u64]| vec![(Elem::F32, shape.to_vec())];
+    let one = |shape: &[u64]| vec![(elem, shape.to_vec())];
     Some(match (op, inputs) {
         (Op::Embed, &[&[r], &[_, w], &[c, w2]]) if r == rows && c == context && w == w2 => one(&[rows, w]),
         (Op::LayerNorm, &[&[r, w], &[g], &[b]]) if g == w && b == w => {
-            vec![(Elem::F32, vec![r, w]), (Elem::F32, vec![r]), (Elem::F32, vec![r])]
+            vec![(elem, vec![r, w]), (Elem::F32, vec![r]), (Elem::F32, vec![r])]
         }
         (Op::MatMul(form), &[a, b]) => one(&matmul(form, a, b)?),
         (Op::AddBias, &[x @ &[_, n], &[b]]) if b == n => one(x),
         (Op::Gelu, &[x]) => one(x),
         (Op::Attention { heads }, &[&[r, w3]]) if r == rows && w3 % (3 * u64::from(heads)) == 0 => {
-            vec![(Elem::F32, vec![r, w3 / 3]), (Elem::F32, vec![sequences, heads.into(), context])]
+            vec![(elem, vec![r, w3 / 3]), (Elem::F32, vec![sequences, heads.into(), context])]
         }
         (Op::Add, &[a, b]) if a == b => one(a),
         (Op::CrossEntropy { .. }, &[&[t], logits @ &[r, _]]) if t == r => {
-            vec![(Elem::F32, logits.to_vec()), (Elem::F64, vec![1])]
+            vec![(elem, logits.to_vec()), (Elem::F64, vec![1])]
         }
         (Op::LayerNormGrad, &[dy @ &[r, w], x, &[m], &[s], &[g]]) if dy == x && m == r && s == r && g == w => one(x),
         (Op::GainGrad, &[dy @ &[r, w], x, &[m], &[s]]) if dy == x && m == r && s == r => one(&[w]),

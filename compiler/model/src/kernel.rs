@@ -3,7 +3,14 @@
 //!
 //! # Conventions
 //!
-//! All tensors are row-major f32 unless said otherwise; `rows` = tokens of a micro-batch (sequences x context). Operand order
+//! All tensors are row-major. Each has f32 elements unless said otherwise, or unless it is of the kernel's element type,
+//! [`Kernel::dtype`]: activations and their gradients (x, y, dy, dx, qkv, o, do, dqkv, logits, residuals) and A, B, pre, r and c of a product that is
+//! no weight gradient, A and B of one that is. Parameters, mean, rstd, lse, gradients of parameters and all that an update
+//! reads or writes are f32 in any case, but for the copy: an update of a weight that products read as bf16 (the sink of a product,
+//! or [`KernelOp::Update`], of such a kernel) writes the new weight a second time, in bf16, after the states: out copy. Kernels compute in f32
+//! and round once, to nearest even, where they store bf16.
+//!
+//! `rows` = tokens of a micro-batch (sequences x context). Operand order
 //! is the order of the list beside each operation, inputs first, then what is updated in place (`inout`), then outputs;
 //! scratch (bytes, 64-aligned) comes last when `scratch_bytes > 0`. Operands never overlap unless said.
 
@@ -34,13 +41,14 @@ pub enum KernelOp {
     /// targets u32[rows], scale f32[1] is a constant of the kernel (`scale_bits`), logits inout [rows, vocab] -> loss f64[1].
     /// loss = sum over rows of -log softmax(logits)[target] (f64 sum, ascending); logits become (softmax - onehot) * scale.
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
-    /// Unfused update: g [len], then inout w (or w, out next), states…, then hyper f32[16] (read) last. See [`Sink::Update`].
+    /// Unfused update: g [len], then inout w (or w, out next), states… (, out copy), then hyper f32[16] (read) last. See [`Sink::Update`].
     Update { len: u64, rule: UpdateRule },
     /// See [`UpdatePart`].
     Part(UpdatePart),
 }
 
 pub use crate::part::{Factor, UpdatePart};
+pub use dsl::spec::Dtype;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Table {
@@ -91,7 +99,7 @@ pub enum Sink {
     Store,
     /// inout acc += g, K block by K block, ascending
     Add,
-    /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states…. Where the rule
+    /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states… (, out copy). Where the rule
     /// writes [`Writes::Next`]: w (read), out next in the place of inout w, with the same bits.
     /// Formulas, states and hyper-parameters: [`artifact::optimizer`].
     Update { rule: UpdateRule, accumulated: bool },
@@ -110,12 +118,14 @@ pub struct Tiles {
     pub kr: u32,
 }
 
-/// A kernel, decided. Two kernels with equal `op` on one target are the same kernel.
+/// A kernel, decided. Two kernels with equal `op` and `dtype` on one target are the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// Exported symbol, made from the operation and its shapes, e.g. `matmul_nn_512x768x256_bias`.
     pub name: String,
     pub op: KernelOp,
+    /// See the module's conventions.
+    pub dtype: Dtype,
     /// Matmuls only.
     pub tiles: Option<Tiles>,
     /// Multiple of 64.

@@ -11,19 +11,25 @@
 //! On a GPU a block of threads makes an `mc x nc` part of C, a thread `mr x nr` of it, and `kr` of k are staged in shared memory at a time.
 //! `kc` is the same on every target, and with it the bits of every sum over k.
 
-use crate::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table, Tiles};
+use crate::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table, Tiles};
 use crate::target::{CpuClass, Target};
 use crate::workspace::scratch_bytes;
 
-/// Decides a kernel.
+/// Decides a kernel of f32.
 pub fn plan_kernel(op: KernelOp, target: impl Into<Target>) -> Kernel {
+    plan_kernel_of(op, Dtype::F32, target)
+}
+
+/// Decides a kernel.
+pub fn plan_kernel_of(op: KernelOp, dtype: Dtype, target: impl Into<Target>) -> Kernel {
     let target = target.into();
     let tiles = match (&op, target) {
         (KernelOp::MatMul(matmul), Target::Cpu(cpu)) => Some(tiles(matmul, cpu)),
         (KernelOp::MatMul(matmul), Target::Cuda(_) | Target::Emulated) => Some(block_tiles(matmul)),
         _ => None,
     };
-    Kernel { name: name(&op), scratch_bytes: scratch_bytes(&op, tiles.as_ref(), target), tiles, op }
+    let suffix = if dtype == Dtype::Bf16 { "_bf16" } else { "" };
+    Kernel { name: name(&op) + suffix, scratch_bytes: scratch_bytes(&op, tiles.as_ref(), target), tiles, op, dtype }
 }
 
 /// Largest k that is summed in one block.
@@ -89,8 +95,8 @@ fn panel(size: u32, tile: u32, max: u32) -> u32 {
     size.div_ceil(even.unwrap_or(fewest)).next_multiple_of(tile)
 }
 
-/// The exported symbol: equal for equal operations only.
-pub fn name(op: &KernelOp) -> String {
+/// The exported symbol in f32: equal for equal operations only.
+fn name(op: &KernelOp) -> String {
     match op {
         KernelOp::Embed { sequences, context, width, vocab } => {
             format!("embed_{sequences}x{context}x{width}_v{vocab}")

@@ -6,8 +6,8 @@
 //!
 //! | region | holds | how often |
 //! |---|---|---|
-//! | weights | parameters | each version that is kept: ring `weights` |
-//! | optimizer | the optimizers' states | once |
+//! | weights | parameters as passes read them: those with a bf16 copy that copy | each version that is kept: ring `weights` |
+//! | optimizer | f32 weights that have a copy; the optimizers' states | once |
 //! | gradients | accumulators; a parameter has none where its every gradient goes straight into a fused update | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
 //! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only |
@@ -25,7 +25,7 @@
 
 use crate::arena::{Bump, Interval, align, first_fit, one};
 use crate::gpt::ParamDecl;
-use crate::graph::ValueId;
+use crate::graph::{Elem, ValueId};
 use crate::operands::HYPER_BYTES;
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
@@ -86,8 +86,9 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     let mut memory = Memory::default();
     let region = |bump: &Bump, start: &mut u64| std::mem::replace(start, bump.at).abs_diff(bump.at);
     let mut start = 0;
-    let weights: Vec<Vec<Place>> = stages.iter().map(|s| per_param(s, s.rings.weights, &mut bump)).collect();
+    let read: Vec<Vec<Place>> = stages.iter().map(|s| read(s, &mut bump)).collect();
     memory.weights = region(&bump, &mut start);
+    let weights: Vec<Vec<Weight>> = stages.iter().zip(read).map(|(s, read)| weights(s, read, &mut bump)).collect();
     let states: Vec<Vec<Vec<Place>>> = stages.iter().map(|s| states(s, &mut bump)).collect();
     memory.optimizer = region(&bump, &mut start);
     let gradients: Vec<Vec<Option<Place>>> = stages.iter().map(|s| accumulators(s, &mut bump)).collect();
@@ -144,9 +145,20 @@ impl StageLayout {
     }
 }
 
-fn per_param(stage: &StageInput, copies: u32, bump: &mut Bump) -> Vec<Place> {
+/// What passes read of each parameter.
+fn read(stage: &StageInput, bump: &mut Bump) -> Vec<Place> {
     let params = &stage.plan.forward_graph.params;
-    params.iter().map(|p| bump.ring(4 * p.shape.iter().product::<u64>(), copies)).collect()
+    let elem = |p: &ParamDecl| if p.copied { Elem::Bf16 } else { Elem::F32 };
+    params.iter().map(|p| bump.ring(elem(p).bytes() * p.len(), stage.rings.weights)).collect()
+}
+
+/// A weight, and its copy.
+type Weight = (Place, Option<Place>);
+
+/// By parameter; what is read is the weight itself, or a copy beside which it is placed.
+fn weights(stage: &StageInput, read: Vec<Place>, bump: &mut Bump) -> Vec<Weight> {
+    let params = stage.plan.forward_graph.params.iter().zip(read);
+    params.map(|(p, read)| if p.copied { (bump.place(4 * p.len()), Some(read)) } else { (read, None) }).collect()
 }
 
 /// By parameter. All parameters' first states lie together, then all second ones.
@@ -165,13 +177,12 @@ fn states(stage: &StageInput, bump: &mut Bump) -> Vec<Vec<Place>> {
 
 fn accumulators(stage: &StageInput, bump: &mut Bump) -> Vec<Option<Place>> {
     let params = stage.plan.forward_graph.params.iter().zip(&stage.update.unfused);
-    let place = |(p, unfused): (&ParamDecl, &Option<&str>)| {
-        (stage.sums || unfused.is_some()).then(|| bump.place(4 * p.shape.iter().product::<u64>()))
-    };
+    let place =
+        |(p, unfused): (&ParamDecl, &Option<&str>)| (stage.sums || unfused.is_some()).then(|| bump.place(4 * p.len()));
     params.map(place).collect()
 }
 
-fn params(stage: &StageInput, weights: &[Place], states: &[Vec<Place>], gradients: &[Option<Place>]) -> Vec<Param> {
+fn params(stage: &StageInput, weights: &[Weight], states: &[Vec<Place>], gradients: &[Option<Place>]) -> Vec<Param> {
     let declared = stage.plan.forward_graph.params.iter().enumerate();
     let param = |(i, p): (usize, &ParamDecl)| Param {
         name: p.name.clone(),
@@ -179,7 +190,8 @@ fn params(stage: &StageInput, weights: &[Place], states: &[Vec<Place>], gradient
         shape: p.shape.clone(),
         init: p.init,
         decay: p.shape.len() >= 2,
-        weight: weights[i],
+        weight: weights[i].0,
+        copy: weights[i].1,
         state: states[i].clone(),
         gradient: gradients[i],
         unfused: stage.update.unfused[i].map(str::to_owned),

@@ -5,7 +5,7 @@
 //!
 //! [`KernelOp::Update`]: crate::kernel::KernelOp::Update
 
-use crate::operands::{HYPER_BYTES, List};
+use crate::operands::{Access, HYPER_BYTES, List};
 
 /// See the module's text. Operands are listed in order; hyper-parameters are those of [`artifact::optimizer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,13 +39,9 @@ impl UpdatePart {
         match self {
             UpdatePart::SumSquares { len, add } => {
                 list.read(4 * len);
-                if add {
-                    list.update(8)
-                } else {
-                    list.write(8)
-                };
+                list.sum(if add { Access::Update } else { Access::Write });
             }
-            UpdatePart::Scale { len, .. } => _ = list.read(8).update(4 * len),
+            UpdatePart::Scale { len, .. } => _ = list.sum(Access::Read).update(4 * len),
             UpdatePart::Momentum { len } | UpdatePart::Correct { len } => {
                 list.read(HYPER_BYTES).update(4 * len).update(4 * len);
             }

@@ -10,7 +10,7 @@
 //! for tall ones, so that nothing is transposed in memory. The factor of the step's length goes into the last product.
 
 use crate::gpt::ParamDecl;
-use crate::kernel::{Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, UpdatePart, UpdateRule, Writes};
+use crate::kernel::{Dtype, Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, UpdatePart, UpdateRule, Writes};
 use crate::rules::{Clip, GroupRule, MuonScale, Rules};
 
 /// An argument of a kernel call, before it has a place.
@@ -20,6 +20,8 @@ pub enum Arg {
     Weight,
     Gradient,
     State(usize),
+    /// The bf16 copy of a parameter that has one.
+    Copy,
     Hyper,
     /// Index into [`UpdatePlan::temporaries`].
     Temporary(usize),
@@ -29,6 +31,7 @@ pub enum Arg {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UpdateStep {
     pub op: KernelOp,
+    pub dtype: Dtype,
     /// Index into the stage's parameters.
     pub param: usize,
     pub args: Vec<Arg>,
@@ -40,8 +43,8 @@ pub struct UpdatePlan {
     /// By parameter: why its last weight gradient does not take its update in; none if it does.
     pub unfused: Vec<Option<&'static str>>,
     pub steps: Vec<UpdateStep>,
-    /// Where the steps write the weights: [`Arg::Weight`] is one operand or two.
-    pub writes: Writes,
+    /// Where the steps write weights without a copy: see [`UpdatePlan::writes`].
+    writes: Writes,
     /// Bytes of each temporary.
     pub temporaries: Vec<u64>,
 }
@@ -63,7 +66,7 @@ impl UpdatePlan {
         }
         for (i, param) in params.iter().enumerate().filter(|(i, _)| plan.unfused[*i].is_some()).collect::<Vec<_>>() {
             let shape = &param.shape;
-            let mut writer = Writer { plan: &mut plan, param: i, len: shape.iter().product() };
+            let mut writer = Writer { plan: &mut plan, param: i, len: param.len(), copied: param.copied };
             if let Some(Clip::PerTensor { max }) = rules.clip {
                 writer.at_most(max);
             }
@@ -72,10 +75,15 @@ impl UpdatePlan {
         plan
     }
 
+    /// Where a weight is written: [`Arg::Weight`] is one operand or two. Of a weight with a copy, that has the versions.
+    pub fn writes(&self, copied: bool) -> Writes {
+        if copied { Writes::InPlace } else { self.writes }
+    }
+
     /// One norm for all parameters, summed in their order.
     fn clip_together(&mut self, params: &[ParamDecl], max: f64) {
         let sum = self.temporary(8);
-        let lens: Vec<u64> = params.iter().map(|p| p.shape.iter().product()).collect();
+        let lens: Vec<u64> = params.iter().map(ParamDecl::len).collect();
         for (param, &len) in lens.iter().enumerate() {
             let op = UpdatePart::SumSquares { len, add: param > 0 };
             self.push(KernelOp::Part(op), param, &[Arg::Gradient, sum]);
@@ -92,7 +100,7 @@ impl UpdatePlan {
     }
 
     fn push(&mut self, op: KernelOp, param: usize, args: &[Arg]) {
-        self.steps.push(UpdateStep { op, param, args: args.to_vec() });
+        self.steps.push(UpdateStep { op, dtype: Dtype::F32, param, args: args.to_vec() });
     }
 }
 
@@ -102,6 +110,8 @@ struct Writer<'a> {
     param: usize,
     /// Elements.
     len: u64,
+    /// Whether there is a bf16 copy.
+    copied: bool,
 }
 
 impl Writer<'_> {
@@ -138,9 +148,13 @@ impl Writer<'_> {
         };
         let first = rule.kind.prepared(shape).len();
         let states = (0..rule.states().len()).map(|i| Arg::State(first + i));
-        let args: Vec<Arg> = [direction, Arg::Weight].into_iter().chain(states).chain([Arg::Hyper]).collect();
-        let rule = UpdateRule { writes: self.plan.writes, ..rule.step() };
+        let end = self.copied.then_some(Arg::Copy).into_iter().chain([Arg::Hyper]);
+        let args: Vec<Arg> = [direction, Arg::Weight].into_iter().chain(states).chain(end).collect();
+        let rule = UpdateRule { writes: self.plan.writes(self.copied), ..rule.step() };
         self.push(KernelOp::Update { len, rule }, &args);
+        if let (true, Some(last)) = (self.copied, self.plan.steps.last_mut()) {
+            last.dtype = Dtype::Bf16;
+        }
     }
 
     /// The momentum's look-ahead, made orthogonal and multiplied by `factor`; gives its place.

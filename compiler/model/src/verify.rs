@@ -15,12 +15,12 @@
 //! 7. Within a call, what is written overlaps no other argument. The newest version of a weight and the one after it are different slots
 //!    of their ring. Of weights with several versions an update writes the next one, all else reads that of its micro-batch or the newest.
 //! 8. The regions of a rank's memory sum to its total.
-//! 9. No two kernels have the same operation or the same name.
+//! 9. No two kernels have the same operation and element type, or the same name.
 
 use crate::arena::one;
 use crate::build::Build;
 use crate::kernel::Kernel;
-use crate::operands::{Access, HYPER_BYTES, operands};
+use crate::operands::{Access, HYPER_BYTES};
 use artifact::program::{Bodies, Call, Memory, Place, Selector, Stage};
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
@@ -70,22 +70,22 @@ pub fn bodies(bodies: &Bodies) -> Vec<(&'static str, &[Call])> {
 
 fn names(kernels: &[Kernel]) -> Result<(), String> {
     let names: HashSet<&str> = kernels.iter().map(|k| k.name.as_str()).collect();
-    let ops: HashSet<_> = kernels.iter().map(|k| &k.op).collect();
+    let ops: HashSet<_> = kernels.iter().map(|k| (&k.op, k.dtype)).collect();
     ensure!(names.len() == kernels.len() && ops.len() == kernels.len(), "two kernels are equal or have one name");
     Ok(())
 }
 
 /// Arguments with what is done to each; scratch is written.
 fn accesses<'a>(kernels: &[Kernel], call: &'a Call) -> Vec<(&'a Place, Access)> {
-    let ops = operands(&kernels[call.kernel as usize].op);
-    let access = ops.into_iter().map(|o| o.access).chain([Access::Write]);
+    let operands = kernels[call.kernel as usize].operands();
+    let access = operands.into_iter().map(|o| o.access).chain([Access::Write]);
     call.args.iter().zip(access).collect()
 }
 
 fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> {
     let kernel = &kernels[call.kernel as usize];
     let name = &kernel.name;
-    let mut wanted: Vec<u64> = operands(&kernel.op).iter().map(|o| o.bytes).collect();
+    let mut wanted: Vec<u64> = kernel.operands().iter().map(|o| o.bytes).collect();
     wanted.extend((kernel.scratch_bytes > 0).then_some(kernel.scratch_bytes));
     ensure!(call.args.len() == wanted.len(), "`{name}` gets {} arguments, not {}", call.args.len(), wanted.len());
     for (i, (place, bytes)) in call.args.iter().zip(wanted).enumerate() {
@@ -106,7 +106,7 @@ fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> 
 fn weights_before_updates(kernels: &[Kernel], stage: &Stage, body: &[Call]) -> Result<(), String> {
     // The states too: a correction may have the backward pass read one of them.
     let weights: HashSet<u64> =
-        stage.params.iter().flat_map(|p| p.state.iter().chain([&p.weight])).map(|p| p.offset).collect();
+        stage.params.iter().flat_map(|p| p.state.iter().chain([&p.weight]).chain(&p.copy)).map(|p| p.offset).collect();
     let mut updated = HashSet::new();
     for call in body {
         for (place, access) in accesses(kernels, call) {
@@ -193,7 +193,8 @@ fn overlaps(kernels: &[Kernel], stages: &[&Stage]) -> Result<(), String> {
 fn declared(stage: &Stage) -> Vec<Place> {
     let io = &stage.io;
     let optional = [io.tokens, io.targets, io.loss, io.recv_f, io.send_f, io.recv_b, io.send_b];
-    let params = stage.params.iter().flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.gradient));
+    let params =
+        stage.params.iter().flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.copy).chain(p.gradient));
     optional.into_iter().flatten().chain([io.hyper, io.version, io.version_seen]).chain(params).collect()
 }
 

@@ -4,20 +4,21 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Cost, Layer, Limits, Model, ParamKind, Partition, Recompute, Selector};
+use dsl::spec::{At, Cost, Dtype, Layer, Limits, Model, ParamKind, Partition, Recompute, Selector};
 use model::build::{Build, Input, build};
 use model::cost::costs;
-use model::dims::{Dims, check_sizes};
+use model::dims::{Dims, check_dtype, check_sizes};
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::{Bounds, check_memory};
 use model::partition::partition;
 use model::rules::{Clip, GroupRule, MuonScale, Rules};
-use model::target::CpuClass;
+use model::target::{CpuClass, Target};
 use model::verify::verify;
 use proptest::prelude::*;
 use std::fmt::Write;
 
-const BENCH: Dims = Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4 };
+const BENCH: Dims =
+    Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4, dtype: Dtype::F32 };
 
 fn cut(dims: &Dims, stages: u32) -> Vec<Vec<Layer>> {
     partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
@@ -48,9 +49,10 @@ proptest! {
     fn every_build_holds_its_invariants(
         (layers, head_width, heads, context, vocab) in (1u32..4, 1u32..9, 1u32..4, 1u32..20, 2u32..40),
         (microbatch, stages, k) in (1u32..4, 1u32..4, 1u32..4),
-        (split, fuse, folded, v3, by_muon) in any::<(bool, bool, bool, bool, bool)>(),
+        (split, fuse, folded, v3, by_muon, bf16) in any::<(bool, bool, bool, bool, bool, bool)>(),
     ) {
-        let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch };
+        let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
+        let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch, dtype };
         let stages = stages.min(layers + 2);
         let program = if folded {
             // Two ranks that take turns.
@@ -120,7 +122,7 @@ fn verify_sizes(build: &Build) -> Result<(), String> {
 #[test]
 fn a_damaged_build_is_found() {
     let program = flush(2, 2, false);
-    let dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 2 };
+    let dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 2, dtype: Dtype::F32 };
     let good = built(dims, &program, true, CpuClass::X86V4);
     assert_eq!(verify(&good), Ok(()));
     let damaged = |change: &dyn Fn(&mut Build)| {
@@ -200,7 +202,7 @@ fn the_stash_is_as_documented() {
 /// With Muon a matrix has one state, and the update's temporaries share memory with the passes'.
 #[test]
 fn muon_plans_its_workspace() {
-    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1 };
+    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32 };
     let program = &flush(1, 1, false);
     let (partition, cpu) = (&cut(&dims, 1), CpuClass::X86V4);
     let (recompute, target) = (Recompute::None, cpu.into());
@@ -244,7 +246,8 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
         return vec![refusal];
     }
     let model = spec.model.clone().expect("it has a model");
-    let wrong = check_sizes(&model, &spec.pipeline.microbatch);
+    let without_bf16 = check_dtype(&model, Target::Emulated);
+    let wrong: Vec<_> = check_sizes(&model, &spec.pipeline.microbatch).into_iter().chain(without_bf16).collect();
     if !wrong.is_empty() {
         return wrong;
     }

@@ -4,7 +4,7 @@ use crate::machine::{Machine, Random, Setting};
 use crate::programs::{flush, on_ranks};
 use artifact::program::Optimizer;
 use artifact::stream::Program;
-use dsl::spec::{At, Layer, Partition, Recompute};
+use dsl::spec::{At, Dtype, Layer, Partition, Recompute};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
@@ -14,7 +14,7 @@ use model::target::CpuClass;
 use model::verify::verify;
 use std::collections::HashMap;
 
-const DIMS: Dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 3 };
+const DIMS: Dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 3, dtype: Dtype::F32 };
 
 /// Weights large enough that every gradient matters, gains around 1.
 fn weight(name: &str, element: u64) -> f64 {
@@ -42,10 +42,15 @@ fn cut(stages: u32) -> Vec<Vec<Layer>> {
 }
 
 fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
+    built_of(Dtype::F32, program, fuse, optimizer)
+}
+
+fn built_of(dtype: Dtype, program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
+    let dims = Dims { dtype, ..DIMS };
     let partition = cut(program.rank_of_stage.len() as u32);
     let (rules, recompute) = (&Rules::uniform(UpdateRule::plain(optimizer)), Recompute::None);
     let (partition, target) = (&partition, CpuClass::X86V4.into());
-    let build = build(&Input { dims: DIMS, partition, fuse, rules, recompute, program, target });
+    let build = build(&Input { dims, partition, fuse, rules, recompute, program, target });
     verify(&build).unwrap();
     build
 }
@@ -133,6 +138,28 @@ fn a_fused_update_is_the_unfused_one() {
             assert!(fused == unfused, "{optimizer:?}, {stages} stages, accumulate {k}, split {split}");
             assert!(fused["head.weight"].iter().all(|w| w.is_finite()));
             assert!(fused["block.0.ln1.gain"][0] != weight("block.0.ln1.gain", 0));
+        }
+    }
+}
+
+/// The interpreter doesn't round, so what bf16 changes is where things lie: the same gradients come of buffers half as large, products
+/// read copies that follow the weights, and fused or not, the updates write them.
+#[test]
+fn in_bf16_it_is_the_same_computation() {
+    for (stages, k, split) in [(1, 1, false), (2, 3, false), (3, 2, true)] {
+        let program = flush(stages, k, split);
+        let trained = |dtype: Dtype, fuse: bool| {
+            let build = built_of(dtype, &program, fuse, ADAMW.kind());
+            let copied = build.stages.iter().flat_map(|s| &s.params).filter(|p| p.copy.is_some()).count();
+            // Four products a block, and the head.
+            assert_eq!(copied, if dtype == Dtype::Bf16 { 9 } else { 0 });
+            let mut machine = Machine::new(&build, &program, setting(ADAMW, &weight));
+            machine.run(3);
+            machine.weights()
+        };
+        let reference = trained(Dtype::F32, true);
+        for fuse in [true, false] {
+            assert!(trained(Dtype::Bf16, fuse) == reference, "{stages} stages, accumulate {k}, fuse {fuse}");
         }
     }
 }

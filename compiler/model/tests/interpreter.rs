@@ -2,14 +2,13 @@
 //!
 //! # Meaning
 //!
-//! Memory is an [`Arena`] of *cells*, one f64 for every 4 bytes of the real arena: an f32 or u32 element at byte b is cell b/4. An f64 element (the
-//! loss) is in the first of its two cells. So offsets mean what they mean at run time, and values keep f64's precision.
+//! Memory is an [`Arena`] of *cells*, one f64 for every 2 bytes of the real arena: an element at byte b is in cell b/2, and those behind it up to
+//! the next element are not used. So offsets mean what they mean at run time, and values keep f64's precision, bf16 ones too.
 
 use model::kernel::{
-    CorrectionKind, Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdatePart, UpdateRule,
-    Writes,
+    CorrectionKind, Dtype, Epilogue, Factor, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table, UpdatePart,
+    UpdateRule, Writes,
 };
-use model::operands::operands;
 use std::ops::Range;
 
 /// See the module's text.
@@ -21,18 +20,45 @@ pub struct Arena {
 impl Arena {
     /// An arena of `bytes`. Cells start as NaN: what is read before it is written shows.
     pub fn new(bytes: u64) -> Arena {
-        Arena { cells: vec![f64::NAN; (bytes / 4) as usize] }
+        Arena { cells: vec![f64::NAN; (bytes / 2) as usize] }
     }
 
     /// Cells of `bytes` bytes at `offset`.
     pub fn range(offset: u64, bytes: u64) -> Range<usize> {
-        (offset / 4) as usize..((offset + bytes) / 4) as usize
+        (offset / 2) as usize..((offset + bytes) / 2) as usize
+    }
+}
+
+/// Elements in the arena.
+#[derive(Clone, Debug)]
+struct Cells {
+    first: usize,
+    step: usize,
+    len: usize,
+}
+
+impl Cells {
+    /// The cell of an element.
+    fn at(&self, i: usize) -> usize {
+        assert!(i < self.len);
+        self.first + i * self.step
+    }
+
+    fn all(&self) -> std::iter::StepBy<Range<usize>> {
+        (self.first..self.first + self.len * self.step).step_by(self.step)
     }
 }
 
 /// Runs one kernel. `args`: the cells of each argument in the kernel's order; a scratch argument is ignored.
-pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
-    let mut call = Call { operands: args[..operands(op).len()].iter(), arena };
+pub fn execute(kernel: &Kernel, arena: &mut Arena, args: &[Range<usize>]) {
+    let op = &kernel.op;
+    let cells = kernel.operands().into_iter().zip(args).map(|(operand, range)| {
+        let step = operand.elem.bytes() as usize / 2;
+        Cells { first: range.start, step, len: range.len() / step }
+    });
+    let mut call = Call { operands: cells.collect::<Vec<_>>().into_iter(), copied: false, arena };
+    let bf16 = kernel.dtype == Dtype::Bf16;
+    call.copied = bf16 && matches!(op, KernelOp::MatMul(_) | KernelOp::Update { .. });
     match *op {
         KernelOp::Embed { context, width, .. } => embed(&mut call, context as usize, width as usize),
         KernelOp::EmbedGrad { table, context, width, vocab, sink, .. } => {
@@ -54,9 +80,9 @@ pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
         }
         KernelOp::Update { rule, .. } => {
             let gradient = call.read();
-            let states = call.updated(rule);
+            let (states, copy) = call.updated(rule);
             let hyper = call.read();
-            update(call.arena, rule, &gradient, &hyper, &states);
+            update(call.arena, rule, &gradient, &hyper, (&states, copy));
         }
         KernelOp::Part(part) => update_part(&mut call, part),
     }
@@ -64,43 +90,47 @@ pub fn execute(op: &KernelOp, arena: &mut Arena, args: &[Range<usize>]) {
 }
 
 struct Call<'a> {
-    operands: std::slice::Iter<'a, Range<usize>>,
+    operands: std::vec::IntoIter<Cells>,
+    /// Whether an update writes a bf16 copy of the weight.
+    copied: bool,
     arena: &'a mut Arena,
 }
 
 impl Call<'_> {
-    fn next(&mut self) -> Range<usize> {
-        self.operands.next().expect("a kernel has the operands that its operation lists").clone()
+    fn next(&mut self) -> Cells {
+        self.operands.next().expect("a kernel has the operands that its operation lists")
     }
 
     /// The next operand's content.
     fn read(&mut self) -> Vec<f64> {
-        let range = self.next();
-        self.arena.cells[range].to_vec()
+        let cells = self.next();
+        cells.all().map(|at| self.arena.cells[at]).collect()
     }
 
     /// The next operand's new content.
     fn write(&mut self, content: Vec<f64>) {
-        let range = self.next();
-        self.arena.cells[range].copy_from_slice(&content);
+        let cells = self.next();
+        assert_eq!(cells.len, content.len());
+        cells.all().zip(content).for_each(|(at, value)| self.arena.cells[at] = value);
     }
 
-    /// The weight, then its states; a weight that stays as it is is copied first.
-    fn updated(&mut self, rule: UpdateRule) -> Vec<Range<usize>> {
+    /// The weight, then its states; a weight that stays as it is is copied first. The bf16 copy if there is one.
+    fn updated(&mut self, rule: UpdateRule) -> (Vec<Cells>, Option<Cells>) {
         if rule.writes == Writes::Next {
             let weight = self.next();
-            let next = self.operands.as_slice()[0].start;
-            self.arena.cells.copy_within(weight, next);
+            let next = self.operands.as_slice()[0].clone();
+            weight.all().zip(next.all()).for_each(|(from, to)| self.arena.cells[to] = self.arena.cells[from]);
         }
-        (0..=rule.states().len()).map(|_| self.next()).collect()
+        let states = (0..=rule.states().len()).map(|_| self.next()).collect();
+        (states, self.copied.then(|| self.next()))
     }
 
     fn sink(&mut self, sink: Sink, gradient: Vec<f64>) {
         match sink {
             Sink::Store => self.write(gradient),
             Sink::Add => {
-                let range = self.next();
-                self.arena.cells[range].iter_mut().zip(gradient).for_each(|(acc, g)| *acc += g);
+                let cells = self.next();
+                cells.all().zip(gradient).for_each(|(at, g)| self.arena.cells[at] += g);
             }
             Sink::Update { rule, accumulated } => {
                 let mut whole = gradient;
@@ -109,8 +139,8 @@ impl Call<'_> {
                     whole.iter_mut().zip(so_far).for_each(|(g, acc)| *g += acc);
                 }
                 let hyper = self.read();
-                let places = self.updated(rule);
-                update(self.arena, rule, &whole, &hyper, &places);
+                let (places, copy) = self.updated(rule);
+                update(self.arena, rule, &whole, &hyper, (&places, copy));
             }
         }
     }
@@ -122,7 +152,7 @@ fn update_part(call: &mut Call, part: UpdatePart) {
         UpdatePart::SumSquares { add, .. } => {
             let sum = squares(&call.read());
             let place = call.next();
-            let cell = &mut call.arena.cells[place.start];
+            let cell = &mut call.arena.cells[place.first];
             *cell = if add { *cell + sum } else { sum };
         }
         UpdatePart::Scale { factor, .. } => {
@@ -134,12 +164,12 @@ fn update_part(call: &mut Call, part: UpdatePart) {
                 Factor::To { target_bits } => f64::from_bits(target_bits) / (norm + 1e-10),
             };
             let place = call.next();
-            call.arena.cells[place].iter_mut().for_each(|x| *x *= by);
+            place.all().for_each(|at| call.arena.cells[at] *= by);
         }
         UpdatePart::Momentum { .. } | UpdatePart::Correct { .. } => {
             let h = call.read();
             let (g, state) = (call.next(), call.next());
-            for (g, state) in g.zip(state) {
+            for (g, state) in g.all().zip(state.all()) {
                 let cells = &mut call.arena.cells;
                 let (old, before) = (cells[g], cells[state]);
                 (cells[g], cells[state]) = match part {
@@ -155,9 +185,9 @@ fn update_part(call: &mut Call, part: UpdatePart) {
             let h = call.read();
             let (x, v) = (call.next(), call.next());
             for j in 0..width as usize {
-                let column: Vec<usize> = x.clone().skip(j).step_by(width as usize).collect();
+                let column: Vec<usize> = x.all().skip(j).step_by(width as usize).collect();
                 let mean = column.iter().map(|&i| call.arena.cells[i].powi(2)).sum::<f64>() / f64::from(rows);
-                let moment = &mut call.arena.cells[v.start + j];
+                let moment = &mut call.arena.cells[v.at(j)];
                 *moment = h[2] * *moment + h[3] * mean;
                 let by = moment.sqrt() + 1e-10;
                 column.into_iter().for_each(|i| call.arena.cells[i] /= by);
@@ -167,11 +197,20 @@ fn update_part(call: &mut Call, part: UpdatePart) {
 }
 
 /// `places`: the weight, then its states.
-fn update(arena: &mut Arena, rule: UpdateRule, gradient: &[f64], hyper: &[f64], places: &[Range<usize>]) {
+fn update(
+    arena: &mut Arena,
+    rule: UpdateRule,
+    gradient: &[f64],
+    hyper: &[f64],
+    (places, copy): (&[Cells], Option<Cells>),
+) {
     for (i, &g) in gradient.iter().enumerate() {
-        let mut values: Vec<f64> = places.iter().map(|p| arena.cells[p.start + i]).collect();
+        let mut values: Vec<f64> = places.iter().map(|p| arena.cells[p.at(i)]).collect();
         updated(rule, hyper, g, &mut values);
-        places.iter().zip(values).for_each(|(p, value)| arena.cells[p.start + i] = value);
+        if let Some(copy) = &copy {
+            arena.cells[copy.at(i)] = values[0];
+        }
+        places.iter().zip(values).for_each(|(p, value)| arena.cells[p.at(i)] = value);
     }
 }
 
@@ -428,15 +467,17 @@ fn cross_entropy(call: &mut Call, vocab: usize, scale: f64) {
     let targets = call.read();
     let logits = call.next();
     let mut loss = 0.0;
-    for (row, target) in call.arena.cells[logits].chunks_mut(vocab).zip(targets) {
-        let log_sum = log_sum_exp(row);
-        loss += log_sum - row[target as usize];
-        for (j, cell) in row.iter_mut().enumerate() {
+    for (row, target) in targets.into_iter().enumerate() {
+        let cells: Vec<usize> = (row * vocab..(row + 1) * vocab).map(|i| logits.at(i)).collect();
+        let values: Vec<f64> = cells.iter().map(|&at| call.arena.cells[at]).collect();
+        let log_sum = log_sum_exp(&values);
+        loss += log_sum - values[target as usize];
+        for (j, &at) in cells.iter().enumerate() {
             let hit = if j == target as usize { 1.0 } else { 0.0 };
-            *cell = ((*cell - log_sum).exp() - hit) * scale;
+            call.arena.cells[at] = ((values[j] - log_sum).exp() - hit) * scale;
         }
     }
-    call.write(vec![loss, f64::NAN]);
+    call.write(vec![loss]);
 }
 
 fn log_sum_exp(scores: &[f64]) -> f64 {

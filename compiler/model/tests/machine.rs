@@ -2,7 +2,7 @@
 //! interpreter in place of compiled kernels.
 
 use crate::interpreter::{Arena, execute};
-use artifact::ids::StageId;
+use artifact::ids::{RankId, StageId};
 use artifact::program::{Call, HYPER_LEN, Optimizer, Place, Selector, variant};
 use artifact::stream::{Op, Policy, Program};
 use model::build::Build;
@@ -117,7 +117,13 @@ impl<'a> Machine<'a> {
             let arena = &mut arenas[stage.rank.index()];
             for param in &stage.params {
                 let cells = cells(&param.weight, 0);
-                (0..).zip(&mut arena.cells[cells]).for_each(|(i, cell)| *cell = (setting.weight)(&param.name, i));
+                let weight = |i| (setting.weight)(&param.name, i);
+                let elements = arena.cells[cells].iter_mut().step_by(2);
+                (0..).zip(elements).for_each(|(i, cell)| *cell = weight(i));
+                if let Some(copy) = &param.copy {
+                    let cells = self::cells(copy, 0);
+                    (0..).zip(&mut arena.cells[cells]).for_each(|(i, cell)| *cell = weight(i));
+                }
                 param.state.iter().for_each(|s| arena.cells[self::cells(s, 0)].fill(0.0));
             }
             arena.cells[cells(&stage.io.version, 0)].fill(0.0);
@@ -227,9 +233,12 @@ impl<'a> Machine<'a> {
         self.arenas[self.build.stages[stage.index()].rank.index()].cells[cells(place, mb)][0]
     }
 
+    /// Sets the 4-byte elements of a place.
     fn fill(&mut self, stage: StageId, place: Option<Place>, mb: u64, content: &[f64]) {
         if let Some(place) = place {
-            self.arena(stage).cells[cells(&place, mb)].copy_from_slice(content);
+            let cells = &mut self.arena(stage).cells[cells(&place, mb)];
+            assert_eq!(cells.len(), 2 * content.len());
+            cells.iter_mut().step_by(2).zip(content).for_each(|(cell, value)| *cell = *value);
         }
     }
 
@@ -240,11 +249,11 @@ impl<'a> Machine<'a> {
     }
 
     fn receive(&mut self, stage: StageId, place: Option<Place>, from: StageId, forward: bool, mb: u64) {
-        if place.is_some() && self.apart(StageId(stage.0.min(from.0))) {
+        if let Some(place) = place.filter(|_| self.apart(StageId(stage.0.min(from.0)))) {
             let (sent, content) =
                 self.transfers.get_mut(&(from, forward)).and_then(VecDeque::pop_front).expect("ready");
             assert_eq!(sent, mb);
-            self.fill(stage, place, mb, &content);
+            self.arena(stage).cells[cells(&place, mb)].copy_from_slice(&content);
         }
     }
 
@@ -282,7 +291,7 @@ impl<'a> Machine<'a> {
         let arena = self.arena(stage);
         for call in calls {
             let args: Vec<_> = call.args.iter().map(|p| cells(p, index(p))).collect();
-            execute(&build.kernels[call.kernel as usize].op, arena, &args);
+            execute(&build.kernels[call.kernel as usize], arena, &args);
         }
     }
 
@@ -300,7 +309,11 @@ impl<'a> Machine<'a> {
         let stages = self.build.stages.iter();
         let params = stages.flat_map(|s| s.params.iter().map(move |p| (s.rank, p)));
         let found = params.filter_map(|(rank, p)| which(p).map(|place| (rank, p.name.clone(), place)));
-        found.map(|(rank, name, place)| (name, self.arenas[rank.index()].cells[cells(&place, 0)].to_vec())).collect()
+        let values = |rank: RankId, place| {
+            let cells = &self.arenas[rank.index()].cells[cells(&place, 0)];
+            cells.iter().step_by(2).copied().collect()
+        };
+        found.map(|(rank, name, place)| (name, values(rank, place))).collect()
     }
 }
 

@@ -4,7 +4,7 @@
 use crate::machine::{Machine, Setting};
 use artifact::program::{DataShape, Group, LearningRate, Manifest, Optimizer, Proved};
 use artifact::stream::Program;
-use dsl::spec::{At, Partition, Recompute, Weights};
+use dsl::spec::{At, Dtype, Partition, Recompute, Weights};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
@@ -30,7 +30,7 @@ impl Golden {
         let size = |key: &str| json["model"][key].as_u64().unwrap() as u32;
         let microbatch = json["pipeline"]["microbatch"].as_u64().unwrap() as u32;
         let [layers, width, heads, context, vocab] = ["layers", "width", "heads", "context", "vocab"].map(size);
-        Golden { dims: Dims { layers, width, heads, context, vocab, microbatch }, json, tokens }
+        Golden { dims: Dims { layers, width, heads, context, vocab, microbatch, dtype: Dtype::F32 }, json, tokens }
     }
 
     fn accumulate(&self) -> u32 {

@@ -5,7 +5,7 @@ use super::section::{Keys, Section};
 use super::{Context, not_yet};
 use crate::ast::{Body, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::spec::{At, Correction, MOMENTUM_MOST, Optimizer, Staleness, Weights};
+use crate::spec::{At, Correction, Dtype, MOMENTUM_MOST, Model, Optimizer, Staleness, Weights};
 use crate::suggest::{either, nearest};
 
 /// A correction's keys, and how its braces are read.
@@ -99,6 +99,17 @@ pub(super) fn fits<'a>(cx: &mut Context, staleness: &Staleness, optimizers: impl
         Correction::Nesterov { .. } => optimizers.for_each(|optimizer| one_momentum(cx, correction, optimizer)),
         Correction::PipeMare { discrepancy: Some(_), .. } => one_version(cx, correction, &staleness.weights),
         _ => {}
+    }
+}
+
+/// Weights that are moved back are made in f32 from the weights; products of bf16 would need a copy of them too.
+pub(super) fn fits_elements(cx: &mut Context, staleness: &Staleness, model: &Model) {
+    let Some(correction) = staleness.correction.as_ref().filter(|_| model.variant.dtype == Dtype::Bf16) else { return };
+    if let Correction::PipeMare { discrepancy: Some(_), .. } = correction.value {
+        let message = "`discrepancy` needs `dtype = f32`";
+        let found = Diagnostic::error("P0237", correction.span.clone(), message).here("weights moved back, in f32");
+        let found = found.and_at(model.dtype_span.clone(), "products read bf16");
+        cx.report(found.help("leave `discrepancy` out, or write `dtype = f32`"));
     }
 }
 

@@ -4,7 +4,7 @@ use super::section::{Keys, Section};
 use super::{Context, RANKS_MAX, cost, device, variant};
 use crate::ast::Block;
 use crate::diag::Diagnostic;
-use crate::spec::{At, Machine, Model};
+use crate::spec::{At, Dtype, Machine, Model};
 use crate::suggest::nearest;
 
 pub(super) const MODEL: Keys = Keys {
@@ -64,9 +64,12 @@ pub(super) fn model(cx: &mut Context, block: &Block) -> Option<Model> {
     if let (Some(width), Some(heads)) = (&width, &heads) {
         divides(cx, width, heads);
     }
+    let dtype = section.find("dtype").map(|_| variant::dtype(cx, &section));
     let variant = variant::variant(cx, &section, width.as_ref(), heads.as_ref());
     let span = block.keyword.span.start..block.body.span.end;
-    let (variant, analysis_only) = variant?;
+    let dtype = given(dtype)?.unwrap_or(At { value: Dtype::F32, span: span.clone() });
+    let (mut variant, analysis_only) = variant?;
+    variant.dtype = dtype.value;
     Some(Model {
         layers: layers?,
         width: width?,
@@ -75,6 +78,7 @@ pub(super) fn model(cx: &mut Context, block: &Block) -> Option<Model> {
         vocab: vocab?,
         variant,
         analysis_only,
+        dtype_span: dtype.span,
         span,
     })
 }

@@ -60,6 +60,11 @@ impl<'a> Section<'a> {
         assigned(cx, self.find(key)?)
     }
 
+    /// Place of a key that is there, with its value.
+    pub fn span_of(&self, key: &str, value: &Value) -> Span {
+        self.find(key).map_or(value.span.start, |entry| entry.key.span.start)..value.span.end
+    }
+
     /// The value of `key = value`; a missing key is an error.
     pub fn need(&self, cx: &mut Context, key: &str, example: &str) -> Option<&'a Value> {
         if self.find(key).is_none() {

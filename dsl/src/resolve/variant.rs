@@ -1,4 +1,4 @@
-//! Keys of `model` with which it differs from the reference GPT: it can be analysed then, not run.
+//! Keys of `model` with which it differs from the reference GPT: but for `dtype` it can be analysed then, not run.
 
 use super::Context;
 use super::section::{Keys, Section};
@@ -12,7 +12,15 @@ const HIDDEN_MAX: u64 = 1 << 20;
 
 type Found = (Variant, Vec<At<&'static str>>);
 
-/// Reads the keys that are there; what they are not is as in the reference GPT.
+/// `dtype`, if it is there.
+pub(super) fn dtype(cx: &mut Context, section: &Section<'_>) -> Option<At<Dtype>> {
+    let value = section.value(cx, "dtype")?;
+    let word = cx.word(value, "dtype", &["f32", "bf16"], &["f16", "fp8"])?;
+    let dtype = if word == "bf16" { Dtype::Bf16 } else { Dtype::F32 };
+    Some(At { value: dtype, span: section.span_of("dtype", value) })
+}
+
+/// Reads the other keys that are there; what they are not is as in the reference GPT.
 pub(super) fn variant(
     cx: &mut Context,
     section: &Section<'_>,
@@ -45,8 +53,7 @@ impl Reader<'_, '_> {
         // Each key has a field of its own, which is as in the reference GPT so far.
         let before = self.variant;
         if read(self.cx, value, &mut self.variant).is_some() && self.variant != before {
-            let start = self.section.find(key).map_or(value.span.start, |entry| entry.key.span.start);
-            self.differing.push(At { value: key, span: start..value.span.end });
+            self.differing.push(At { value: key, span: self.section.span_of(key, value) });
         }
     }
 
@@ -66,11 +73,6 @@ impl Reader<'_, '_> {
     }
 
     fn shape(&mut self) {
-        self.key("dtype", |cx, value, variant| {
-            let word = cx.word(value, "dtype", &["f32", "bf16"], &["f16", "fp8"])?;
-            variant.dtype = if word == "bf16" { Dtype::Bf16 } else { Dtype::F32 };
-            Some(())
-        });
         self.count("kv_heads", 4096, |v| &mut v.kv_heads);
         self.key("mlp", |cx, value, variant| {
             variant.mlp = mlp(cx, value, variant.mlp.hidden())?;

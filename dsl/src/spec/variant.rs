@@ -28,8 +28,9 @@ pub struct Variant {
     pub zero: u32,
 }
 
-/// Of weights and activations. With `Bf16` the optimizer keeps weights in f32 beside its states, and gradients are f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Of activations and of the weights that matrix products read. With `Bf16` the optimizer keeps weights in f32 beside its states, and
+/// gradients of weights are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     F32,
     Bf16,

@@ -1,6 +1,7 @@
 //! The compiled form of a training pipeline: instruction streams, stage programs, memory map, machine code.
 //! Pure data: no file, clock or environment is touched here. The runtime reads and writes the files.
 
+pub mod bf16;
 pub mod bundle;
 pub mod cpu;
 pub mod ids;

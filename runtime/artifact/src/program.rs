@@ -105,7 +105,7 @@ pub enum Init {
     Normal { std: f64 },
 }
 
-/// A parameter of a stage. Row-major f32.
+/// A parameter of a stage. Row-major.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Param {
     /// Independent of the partition, e.g. `block.3.mlp.up.weight`.
@@ -116,8 +116,12 @@ pub struct Param {
     pub group: u32,
     /// Whether weight decay applies (parameters of two or more dimensions).
     pub decay: bool,
-    /// Ring `weights`, by version; under policy `predicted` two slots, the weights and the prediction.
+    /// f32. Ring `weights`, by version; under policy `predicted` two slots, the weights and the prediction. There once where
+    /// there is a copy, which then has the versions.
     pub weight: Place,
+    /// The weight in bf16, rounded to nearest even: what matrix products read where they read bf16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copy: Option<Place>,
     /// Optimizer state, see [`UpdateRule::buffers`]; zero at the start, but for what the backward pass reads.
     pub state: Vec<Place>,
     /// Gradient accumulator; none when accumulate = 1 and the update is fused. An update that isn't may change it.
@@ -135,7 +139,7 @@ pub struct StageIo {
     pub targets: Option<Place>,
     /// Last stage: f64, the micro-batch's summed cross-entropy (nats), after F.
     pub loss: Option<Place>,
-    /// Activations `[microbatch, context, width]` f32; absent at the ends.
+    /// Activations `[microbatch, context, width]`; absent at the ends.
     pub recv_f: Option<Place>,
     pub send_f: Option<Place>,
     pub recv_b: Option<Place>,

@@ -178,7 +178,8 @@ fn all_places(stage: &Stage) -> impl Iterator<Item = (&'static str, Place)> + '_
     ];
     let params = stage.params.iter().flat_map(|p| {
         let states = p.state.iter().map(|&s| ("an optimizer state", s));
-        states.chain([("a weight", p.weight)]).chain(p.gradient.map(|g| ("a gradient", g)))
+        let weights = [("a weight", p.weight)].into_iter().chain(p.copy.map(|c| ("a weight's copy", c)));
+        states.chain(weights).chain(p.gradient.map(|g| ("a gradient", g)))
     });
     let args = calls(&stage.bodies).flat_map(|c| &c.args).map(|&a| (ARGUMENT, a));
     optional.into_iter().filter_map(|(name, p)| p.map(|p| (name, p))).chain(params).chain(args)
@@ -228,7 +229,10 @@ fn params(stage: &Stage, m: &Manifest) -> Check {
         let states = m.rule(group, stage.stage).buffers(&p.shape);
         let count = states.len();
         ensure!(p.state.len() == count, "`{name}` has {} optimizer states instead of {count}", p.state.len());
-        ensure!(p.weight.slots == copies, "`{name}` has {} copies instead of {copies}", p.weight.slots);
+        let versions = p.copy.unwrap_or(p.weight);
+        ensure!(versions.slots == copies, "`{name}` has {} copies instead of {copies}", versions.slots);
+        let copy = p.copy.is_none_or(|c| c.bytes == bytes / 2 && p.weight.slots == 1);
+        ensure!(copy, "the copy of `{name}` is not half of the one weight that it is a copy of");
         let weights = [&p.weight].into_iter().chain(&p.gradient).map(|place| (place, bytes));
         let wanted = p.state.iter().zip(states.iter().map(|s| 4 * s.1)).chain(weights);
         for (place, bytes) in wanted {
@@ -313,7 +317,8 @@ fn slots(p: Place) -> impl Iterator<Item = Range<u64>> {
 fn lasting(stage: &Stage) -> impl Iterator<Item = Place> + '_ {
     let io = &stage.io;
     let rings = [io.tokens, io.recv_f, io.send_f, io.recv_b, io.send_b];
-    let params = stage.params.iter().flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.gradient));
+    let params =
+        stage.params.iter().flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.copy).chain(p.gradient));
     rings.into_iter().flatten().chain([io.hyper, io.version, io.version_seen]).chain(params)
 }
 

@@ -104,6 +104,7 @@ fn param(layer: usize, accumulate: u32, bump: &mut Bump) -> Param {
         group: 0,
         decay: layer.is_multiple_of(2),
         weight: bump.one(bytes),
+        copy: None,
         state: vec![bump.one(bytes)],
         gradient: (accumulate > 1).then(|| bump.one(bytes)),
         unfused: None,

@@ -37,7 +37,7 @@ pub use lower::{PIPELINE, assembly, emulated_object, features, llvm_text};
 use crate::context::CodegenContext;
 use crate::cuda::code::Operands;
 use crate::error::CodegenError;
-use model::kernel::Kernel;
+use model::kernel::{Dtype, Kernel};
 use model::target::Chip;
 
 /// Shared memory of a block without asking for more at the launch.
@@ -80,7 +80,11 @@ impl DeviceKernel {
 ///
 /// When its shapes need more of a device than it has.
 pub fn device_kernel(kernel: &Kernel) -> Result<DeviceKernel, CodegenError> {
-    kernels::write(kernel).map_err(|message| CodegenError::new(&kernel.name, "device kernel", message))
+    let fail = |message: String| CodegenError::new(&kernel.name, "device kernel", message);
+    if kernel.dtype != Dtype::F32 {
+        return Err(fail("devices have kernels of f32 only".into()));
+    }
+    kernels::write(kernel).map_err(fail)
 }
 
 /// All kernels in the gpu dialect, each part with the pipeline that lowers it.
