@@ -11,6 +11,8 @@ usage: python scripts/golden.py          (needs numpy and torch; `make golden`; 
 | async_ef, async_ef_tau, async_nesterov, async_nesterov_stages, async_pipemare, async_pipemare_behind | the same emulator with updates that are corrected for their delay |
 | stash_k1, stash_k2 | the same emulator, where the backward pass reads the version that the forward pass read |
 | double_buffer_k3, double_buffer_k4 | the same, where both read the version before the one that their update is applied to |
+| predict_k1, predict_k4, predict_tau | the same, where the forward pass reads the weights moved on along the last update |
+| double_buffer_ef | double_buffer with updates corrected for their delay, and a drain every 4 updates |
 | recompute_k1 | the same, where the backward pass runs the forward pass again with the weights as they are |
 
 Every training file holds the parameters of the run, `losses` (f32) and `losses_f64` (the same run in f64). `rounding` is the
@@ -120,18 +122,21 @@ def event_list(ranks, microbatches, choose):
     return history
 
 
-def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype, stashed="", policy="current"):
+def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype, stashed="", policy="current", ahead=None):
     """Runs a history with an update on a stage right after its every K-th backward pass.
     -> (losses by update, drift by stage and micro-batch: version at B minus version at F, in updates).
 
     `policy` says which weights are read. current: as they are. stash: the backward pass reads the version of the forward
     pass. double_buffer: both read version u - 1, u the update of the micro-batch. recompute: as they are, and the backward
-    pass first runs the forward pass again. Every version that a stage has had is kept here.
+    pass first runs the forward pass again. predict: the forward pass reads them less the last update `ahead[stage]` times, the
+    backward pass reads them as they are. Every version that a stage has had is kept here.
     `stashed`: under `current` parameters whose names end with it are read as they were at the micro-batch's forward pass;
     no such run is golden, it shows that the golden ones tell the difference."""
     data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
     stages = [ref.Stage(model, units, SEED, dtype) for units in partition]
-    steppers = [ref.Optimizer(optimizer, stage.params, s, len(stages)) for s, stage in enumerate(stages)]
+    # What reads the version before an update's has one delay everywhere.
+    delay = 1 if policy == "double_buffer" else None
+    steppers = [ref.Optimizer(optimizer, stage.params, s, len(stages), delay) for s, stage in enumerate(stages)]
     sums = [None] * len(stages)
     tokens_per_update = accumulate * microbatch * model.context
     sent, saved, kept, version_at_f = {}, {}, {}, {}
@@ -145,6 +150,8 @@ def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype,
             x = tokens if s == 0 else sent.pop((s, "F", m))
             version = max(0, m // accumulate - 1) if policy == "double_buffer" else steppers[s].updates
             read = versions[s][version]
+            if policy == "predict":
+                read = {name: p - ahead[s] * steppers[s].taken[name] for name, p in read.items()}
             y, saved[s, m] = stages[s].forward(x, targets if s == last else None, read)
             version_at_f[s, m] = version
             if policy == "recompute":
@@ -172,9 +179,13 @@ def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype,
     return losses, drift
 
 
-def asynchronous(accumulate, optimizer, dtype, choose, stashed="", policy="current", updates=UPDATES):
-    history = event_list(len(FOUR_STAGES), updates * accumulate, choose)
-    return emulate(history, FOUR_STAGES, SMALL, 2, accumulate, optimizer, dtype, stashed, policy)
+def asynchronous(accumulate, optimizer, dtype, choose, stashed="", policy="current", updates=UPDATES, boundary=None, ahead=None):
+    history = []
+    # The pipeline drains after every `boundary` updates.
+    for first in range(0, updates, boundary or updates):
+        segment = event_list(len(FOUR_STAGES), min(boundary or updates, updates - first) * accumulate, choose)
+        history += [(s, action, m + first * accumulate) for s, action, m in segment]
+    return emulate(history, FOUR_STAGES, SMALL, 2, accumulate, optimizer, dtype, stashed, policy, ahead)
 
 
 def lowest_rank(ready):
@@ -344,6 +355,43 @@ def policy_case(name, accumulate, policy):
     return content | losses_of(f32, f64, 1e-5)
 
 
+def predicted_case(name, accumulate, optimizer, tau=None):
+    """Forward passes that read a prediction. It is made over the mean drift of a stage, (P-1-s)/K, or as many updates as `tau` says where there
+    is drift."""
+    stages = len(FOUR_STAGES)
+    ahead = [(stages - 1 - s) / accumulate if tau is None else tau * (s < stages - 1) for s in range(stages)]
+    run = lambda dtype, policy: asynchronous(
+        accumulate, optimizer, dtype, lowest_rank, policy=policy, updates=LONG, ahead=ahead
+    )
+    (f32, drift), (f64, _), (plain, _) = run(torch.float32, "predict"), run(torch.float64, "predict"), run(torch.float64, "current")
+    apart = distance(plain, f64)
+    check(f64[-1] < f64[0] - 0.3, f"{name}: the loss moves, {f64[0]:.4f} -> {f64[-1]:.4f}")
+    check(distance(f32, f64) < 2e-6, f"{name}: f32 stays within {distance(f32, f64):.1e} of f64")
+    check(apart > 3e-4, f"{name}: without the prediction it would be off by {apart:.1e}")
+    content = run_parameters(SMALL, 2, accumulate, optimizer, LONG)
+    content["pipeline"] |= {"ranks": stages, "partition": spec_text(FOUR_STAGES)}
+    content["weights"] = "predict" if tau is None else f"predict(tau = {tau})"
+    content |= {"drift_max": [max(stage) for stage in drift], "off_by": rounded({"current": apart})}
+    return content | losses_of(f32, f64, 1e-5)
+
+
+def drained_feedback_case(name, accumulate, optimizer, boundary):
+    """Error feedback for the delay of a double buffer, which drains do not interrupt: only the run's first update has none."""
+    corrected = optimizer | {"error_feedback": {"lambda": 1.0}}
+    run = lambda optimizer, dtype, every: asynchronous(
+        accumulate, optimizer, dtype, lowest_rank, policy="double_buffer", updates=LONG, boundary=every
+    )[0]
+    f32, f64 = run(corrected, torch.float32, boundary), run(corrected, torch.float64, boundary)
+    check(run(corrected, torch.float64, None) == f64, f"{name}: a drain changes no bit")
+    apart = distance(run(optimizer, torch.float64, boundary), f64)
+    check(distance(f32, f64) < 2e-6, f"{name}: f32 stays within {distance(f32, f64):.1e} of f64")
+    check(apart > 3e-4, f"{name}: without the correction it would be off by {apart:.1e}")
+    content = run_parameters(SMALL, 2, accumulate, corrected, LONG)
+    content["pipeline"] |= {"ranks": len(FOUR_STAGES), "partition": spec_text(FOUR_STAGES), "boundary": boundary}
+    content |= {"policy": "double_buffer", "drift_max": [0] * len(FOUR_STAGES), "off_by": rounded({"uncorrected": apart})}
+    return content | losses_of(f32, f64, 1e-5)
+
+
 def corrected_case(name, accumulate, optimizer, correction, tolerance=1e-4):
     """Updates corrected for their delay; without the correction the losses must be clearly others."""
     corrected = optimizer | correction
@@ -416,6 +464,10 @@ def main():
         ("recompute_k1", 1, "recompute"),
     ):
         files[name] = policy_case(name, accumulate, policy)
+    files["predict_k1"] = predicted_case("predict_k1", 1, slow)
+    files["predict_k4"] = predicted_case("predict_k4", 4, ADAMW)
+    files["predict_tau"] = predicted_case("predict_tau", 4, {**ADAN, "lr": 2e-3}, tau=0.5)
+    files["double_buffer_ef"] = drained_feedback_case("double_buffer_ef", 4, slow, boundary=4)
     for name, content in files.items():
         write(name, content)
 

@@ -332,10 +332,10 @@ class Optimizer:
     """Optimizers written out from their papers and their authors' code. Decay is decoupled and applies to parameters of
     two or more dimensions. `torch_optimizer` below is PyTorch's own, for the synchronous runs."""
 
-    def __init__(self, spec, params, stage=0, stages=1):
+    def __init__(self, spec, params, stage=0, stages=1, delay=None):
         self.spec, self.params, self.updates = spec, params, 0
         # P-1-s updates: what a stage of the emulated pipeline has without accumulation.
-        self.delay = stages - 1 - stage
+        self.delay = stages - 1 - stage if delay is None else delay
         if "nesterov" in spec and spec["nesterov"].get("by_stage"):
             mu = spec["nesterov"]["momentum"]
             self.spec = {**spec, "nesterov": {"momentum": mu + self.delay * (0.99 - mu) / stages}}
@@ -345,6 +345,8 @@ class Optimizer:
         self.m, self.v, self.d, self.before = zeros(), zeros(), zeros(), None
         # The last update of each parameter, for error feedback.
         self.last = zeros()
+        # The same without any correction, for predictions of weights.
+        self.taken = zeros()
         # For PipeMare: the mean change of the weights, and what the backward pass reads.
         self.change, self.moved_back = zeros(), {name: p.clone() for name, p in params.items()}
         # For Nesterov: weights before their look-ahead, now and one update ago.
@@ -365,6 +367,7 @@ class Optimizer:
         for name, w in self.params.items():
             decay = self.spec["decay"] if w.dim() >= 2 else 0.0
             update = lr * getattr(self, self.spec["kind"])(name, grads[name])
+            self.taken[name] = update
             if "error_feedback" in self.spec:
                 feedback = self.spec["error_feedback"]
                 delay = min(feedback.get("tau", self.delay), self.updates - 1)

@@ -69,7 +69,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             vocab: model.vocab.value,
         },
         groups: groups(spec),
-        correction: spec.staleness.correction.as_ref().map(|c| driver::correction(c.value, &facts.stages)),
+        correction: driver::correction(spec, &facts.stages),
         boundary: spec.pipeline.boundary.as_ref().map(|b| b.value),
         program: analysed.program.clone(),
         stages: build.stages.clone(),

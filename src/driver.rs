@@ -7,11 +7,11 @@ use crate::search;
 use crate::table;
 use artifact::optimizer::Correction;
 use artifact::program::{Memory, Optimizer};
-use artifact::stream::Program;
+use artifact::stream::{Policy, Program};
 use artifact::verify::Proved;
 use dsl::Set;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Cost, Device, Layer, LayerCosts, Limits, Spec};
+use dsl::spec::{At, Cost, Device, Layer, LayerCosts, Limits, Spec, Weights};
 use model::build::{Build, Input};
 use model::dims::Dims;
 use model::estimate;
@@ -149,7 +149,7 @@ pub fn costs_of(
 
 /// What a correction goes by, of a sound program; nothing where there is none.
 fn corrected(spec: &Spec, program: &Program) -> Vec<StageFacts> {
-    if spec.staleness.correction.is_none() {
+    if spec.staleness.correction.is_none() && !matches!(spec.staleness.weights.value, Weights::Predict { .. }) {
         return Vec::new();
     }
     let boundary = spec.pipeline.boundary.as_ref().map(|b| b.value);
@@ -168,7 +168,11 @@ pub fn memory_of(spec: &Spec, profile: Option<&str>, program: &Program, target: 
     let model = spec.model.as_ref()?;
     let memory = match estimated(spec) {
         Some(shape) => {
-            let copies: Vec<u32> = program.rings.iter().map(|rings| rings.weights).collect();
+            let predicted =
+                corrected(spec, program).into_iter().map(|s| s.drift.max > 0).chain(std::iter::repeat(false));
+            let predicted = predicted.map(|drifts| u32::from(drifts && program.policy == Policy::Predicted));
+            let copies: Vec<u32> =
+                program.rings.iter().zip(predicted).map(|(rings, more)| rings.weights + more).collect();
             estimate_memory(spec, model, shape, &layers, program, &copies, &mut Vec::new())?
         }
         None => build(spec, model, &layers, program, &corrected(spec, program), target, &mut Vec::new()).memory,
@@ -387,14 +391,18 @@ pub fn accepted(args: &SpecArgs) -> Result<(Source, Analysed), Failure> {
 
 /// The rules of the spec's updates, for stages of which these facts are known.
 pub fn rules(spec: &Spec, stages: &[StageFacts]) -> Rules {
-    let asked = spec.staleness.correction.as_ref().map(|c| correction(c.value, stages));
-    Rules::of_spec(spec, asked.as_ref())
+    Rules::of_spec(spec, correction(spec, stages).as_ref())
 }
 
-/// The correction as a bundle has it, for stages of which these facts are known. Refused plans have none that it needs.
-pub fn correction(asked: dsl::spec::Correction, stages: &[StageFacts]) -> Correction {
+/// The correction as a bundle has it, for stages of which these facts are known; a prediction of weights is one. Refused plans have none
+/// that it needs.
+pub fn correction(spec: &Spec, stages: &[StageFacts]) -> Option<Correction> {
     use dsl::spec::Correction as Asked;
-    match asked {
+    if let Weights::Predict { tau } = spec.staleness.weights.value {
+        let ahead = |s: &StageFacts| if s.drift.max > 0 { tau.unwrap_or(s.drift.mean) } else { 0.0 };
+        return Some(Correction::Prediction { ahead: stages.iter().map(ahead).collect() });
+    }
+    Some(match spec.staleness.correction.as_ref()?.value {
         Asked::ErrorFeedback { lambda, tau } => {
             // A plan with mixed delays is refused.
             let proved = |s: &StageFacts| s.delay_uniform.unwrap_or(s.delay.max) as f64;
@@ -415,7 +423,7 @@ pub fn correction(asked: dsl::spec::Correction, stages: &[StageFacts]) -> Correc
             discrepancy,
             drift: stages.iter().map(|s| s.drift.mean).collect(),
         },
-    }
+    })
 }
 
 /// The spec's optimizer as a bundle has it.

@@ -24,17 +24,22 @@ impl Golden {
         );
         let pipeline = &self.0["pipeline"];
         let partition = pipeline["partition"].as_str().unwrap_or("balanced");
+        let boundary = pipeline.get("boundary").map(|n| format!(", boundary = every {n} updates")).unwrap_or_default();
         let _ = writeln!(
             text,
-            "pipeline {{ schedule = {schedule}, partition = {partition}, microbatch = {}, accumulate = {} }}",
+            "pipeline {{ schedule = {schedule}, partition = {partition}, microbatch = {}, accumulate = {}{boundary} }}",
             pipeline["microbatch"], pipeline["accumulate"]
         );
         let _ = writeln!(text, "optimizer = {}", self.optimizer());
+        let mut staleness = String::new();
         if let Some((name, keys)) = self.correction() {
             let keys: Vec<String> = keys.iter().map(|(key, value)| format!("{key} = {}", word(value))).collect();
-            let _ = writeln!(text, "staleness {{ correction = {name} {{ {} }} }}", keys.join(", "));
+            let _ = writeln!(staleness, "correction = {name} {{ {} }}", keys.join(", "));
         }
-        text
+        if let Some(weights) = self.0.get("weights") {
+            let _ = writeln!(staleness, "weights = {}", weights.as_str().expect("a policy"));
+        }
+        text + &format!("staleness {{ {staleness} }}\n")
     }
 
     /// The correction's name and keys.
@@ -170,7 +175,7 @@ fn by_policy(name: &str, schedule: &str, versions: [u64; 4], delays: [u64; 4]) {
     let golden = Golden::read(name);
     let project = Project::new(&golden.spec(schedule, 4));
     let report: Value = serde_json::from_str(&project.output(&["check", "spec.pace", "--format", "json"])).unwrap();
-    let trained = project.train("spec.pace", 20, &[]);
+    let trained = project.train("spec.pace", golden.updates(), &[]);
     golden.compare(&trained.losses);
     for (s, proved) in report["stages"].as_array().unwrap().iter().enumerate() {
         let seen = &trained.summary["stages"][s];
@@ -192,6 +197,51 @@ fn a_stash_equals_the_emulator() {
 fn a_double_buffer_equals_the_emulator() {
     by_policy("double_buffer_k3", "pipedream_2bw", [2; 4], [1; 4]);
     by_policy("double_buffer_k4", "pipedream_2bw", [2; 4], [1; 4]);
+}
+
+/// A drain changes nothing that a double buffer reads, so what its updates are corrected for goes on over drains.
+#[test]
+fn error_feedback_of_a_double_buffer_goes_on_over_drains() {
+    by_policy("double_buffer_ef", "pipedream_2bw", [2; 4], [1; 4]);
+}
+
+/// Forward passes read a copy ahead, on the stages with drift; one copy more of their weights is all it takes.
+fn predicted(name: &str, more: &[&str]) {
+    let golden = Golden::read(name);
+    let spec = golden.spec("async_1f1b", 4);
+    let (project, once) = (Project::new(&spec), Project::new(&spec.replace("weights = ", "// ")));
+    let report = |p: &Project, more: &[&str]| -> Value {
+        let all = [&["check", "spec.pace", "--format", "json"], more].concat();
+        serde_json::from_str(&p.output(&all)).expect("JSON")
+    };
+    let (once, report) = (report(&once, more), report(&project, more));
+    let trained = project.train("spec.pace", golden.updates(), more);
+    golden.compare(&trained.losses);
+    for (s, wanted) in golden.numbers("drift_max").into_iter().enumerate() {
+        let (seen, proved) = (&trained.summary["stages"][s], &report["stages"][s]);
+        assert_eq!(seen["drift_max_seen"].as_f64(), Some(wanted), "stage {s}");
+        assert_eq!(
+            (&seen["drift_max_seen"], &seen["delay_max_seen"]),
+            (&proved["drift"]["max"], &proved["delay"]["max"])
+        );
+        let copies = 1 + u64::from(wanted > 0.0);
+        assert_eq!(proved["versions_live"], copies);
+        let bytes = |report: &Value, of: &str| report["ranks"][s]["memory"][of].as_u64().expect("a number");
+        assert_eq!(bytes(&report, "weights"), copies * bytes(&once, "weights"));
+        assert_eq!(bytes(&report, "optimizer"), bytes(&once, "optimizer"));
+        assert_eq!(trained.summary["ranks"][s]["allocated_bytes"], report["ranks"][s]["memory"]["total"]);
+    }
+}
+
+#[test]
+fn predicted_weights_equal_the_emulator() {
+    predicted("predict_k1", &["--set", "pipeline.fuse=off"]);
+    predicted("predict_k4", &[]);
+}
+
+#[test]
+fn weights_predicted_over_a_given_time_equal_the_emulator() {
+    predicted("predict_tau", &[]);
 }
 
 /// PACI that keeps no activations: the forward pass runs again with the weights as they are, so nothing drifts. Only the version's word is

@@ -95,6 +95,28 @@ fn older_versions_have_the_same_bits_fused_unfused_and_cut_otherwise() {
     }
 }
 
+/// An update writes its prediction in whichever kernel it runs, and what is evaluated and saved are the weights themselves.
+#[test]
+fn predictions_have_the_same_bits_fused_and_unfused_and_are_not_evaluated() {
+    let project = Project::new(SPEC);
+    let held = crate::harness::licence();
+    let sets: Vec<&str> = ["pipeline.schedule=async_1f1b", "machine.ranks=4", "pipeline.accumulate=2"].to_vec();
+    for optimizer in [SPEC_OPTIMIZER, "muon { lr = 1e-2 }"] {
+        let optimizer = format!("optimizer={optimizer}");
+        let with = |more: &[&str]| losses(&project, &[&sets[..], &[&optimizer], more].concat());
+        let predicted = with(&["staleness.weights=predict"]);
+        assert_eq!(with(&["staleness.weights=predict", "pipeline.fuse=off"]), predicted, "{optimizer}");
+        assert_ne!(with(&[]), predicted, "{optimizer}");
+    }
+    let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+    let held = ["--eval", held.to_str().unwrap()];
+    let more = ["--set", "staleness.weights=predict", "--save", "predicted.safetensors"];
+    let trained = project.train("spec.pace", 4, &[&sets[..], &held, &more].concat());
+    let more = ["--load", "predicted.safetensors"];
+    let loaded = project.train("spec.pace", 1, &[&sets[..], &held, &more].concat());
+    assert_eq!(loaded.summary["eval_loss_first"], trained.summary["eval_loss_last"]);
+}
+
 #[test]
 fn recomputation_changes_no_bit_of_a_synchronous_run() {
     let project = Project::new(SPEC);

@@ -48,6 +48,9 @@ fn versions_of_the_weights_are_counted_to_the_byte() {
         ("pipedream_2bw", 3, "pipeline.fuse=off", [2, 2, 2]),
         ("pipedream_2bw", 2, "pipeline.boundary=every 2 updates", [2, 2, 2]),
         ("pipedream", 1, "pipeline.boundary=every 2 updates", [3, 2, 1]),
+        // A prediction beside the weights, where there is drift.
+        ("async_1f1b", 1, "staleness.weights=predict", [2, 2, 1]),
+        ("async_1f1b", 2, "staleness.weights=predict(tau = 0.5)", [2, 2, 1]),
     ] {
         let (k, s) = (format!("pipeline.accumulate={accumulate}"), format!("pipeline.schedule={schedule}"));
         let sets = ["--set", &k, "--set", &s, "--set", more];
@@ -68,12 +71,18 @@ fn versions_of_the_weights_are_counted_to_the_byte() {
 #[test]
 fn updates_of_many_calls_stay_in_the_arena() {
     let project = Project::new(SPEC);
-    for (optimizer, schedule) in [
-        ("muon { clip = per_stage(1) }", "async_1f1b"),
-        ("normuon { clip = per_tensor(0.5), group \"*.mlp.*.weight\" = mars, group head = lion }", "pipedream"),
+    for (optimizer, schedule, weights) in [
+        ("muon { clip = per_stage(1) }", "async_1f1b", "current"),
+        ("muon { group head = adan }", "async_1f1b", "predict"),
+        (
+            "normuon { clip = per_tensor(0.5), group \"*.mlp.*.weight\" = mars, group head = lion }",
+            "pipedream",
+            "stash",
+        ),
     ] {
         let (optimizer, schedule) = (format!("optimizer={optimizer}"), format!("pipeline.schedule={schedule}"));
-        let sets = ["--set", &optimizer, "--set", &schedule];
+        let weights = format!("staleness.weights={weights}");
+        let sets = ["--set", &optimizer, "--set", &schedule, "--set", &weights];
         let report = checked(&project, &sets);
         let trained = project.train("spec.pace", 4, &sets);
         for (rank, computed) in report["ranks"].as_array().unwrap().iter().enumerate() {

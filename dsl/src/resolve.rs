@@ -29,7 +29,7 @@ pub use set::{Set, with_sets};
 use crate::ast::{Block, Entry, File, Item};
 use crate::diag::Diagnostic;
 use crate::schedule::Schedule;
-use crate::spec::{Machine, Model, Recompute, Spec};
+use crate::spec::{At, Machine, Model, Recompute, Spec, Staleness, Weights};
 use crate::suggest::nearest;
 
 /// Largest number of ranks.
@@ -117,6 +117,9 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         if let Some(model) = model.as_ref().and_then(Option::as_ref) {
             correction::fits_elements(cx, staleness, model);
         }
+        if let Some((pipeline, _)) = &pipeline {
+            predicted(cx, staleness, &pipeline.recompute);
+        }
     }
     let (pipeline, schedule) = pipeline?;
     let model = model.map(|found| found.map(|model| recomputed(model, pipeline.recompute.value)));
@@ -136,6 +139,14 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
         require: require?,
         schedule,
     })
+}
+
+/// Where a backward pass runs the forward pass again it would have to predict, too.
+fn predicted(cx: &mut Context, staleness: &Staleness, recompute: &At<Recompute>) {
+    if matches!(staleness.weights.value, Weights::Predict { .. }) && recompute.value == Recompute::Full {
+        let instead = "use `recompute = attention`, which reads no weights, or `weights = current`";
+        not_yet(cx, &recompute.span, "`recompute = full` under `weights = predict`", instead);
+    }
 }
 
 /// A model for analysis only recomputes as `pipeline` says, unless its own key does.

@@ -276,7 +276,7 @@ pub enum Correction {
 }
 
 /// Which weights the passes of a micro-batch read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Weights {
     /// Backward reads the weights as they are; no copies.
     Current,
@@ -284,6 +284,11 @@ pub enum Weights {
     Stash,
     /// Both read the version before the one that their update is applied to; two versions are kept (PipeDream-2BW).
     DoubleBuffer,
+    /// Forward reads a copy that is moved on along the last update, over the drift; backward reads the weights as they are (SpecTrain).
+    Predict {
+        /// Updates that the copy is ahead, on stages with drift; none: the proved mean drift.
+        tau: Option<f64>,
+    },
 }
 
 /// `group [embedding, head] = adamw { … }`

@@ -97,13 +97,33 @@ fn weights_by_spec_and_by_schedule() {
         ("pipedream", "staleness { weights = stash }", Weights::Stash),
         ("pipedream_2bw", "", Weights::DoubleBuffer),
         ("gpipe", "staleness { weights = current }", Weights::Current),
+        ("async_1f1b", "staleness { weights = predict }", Weights::Predict { tau: None }),
+        ("async_1f1b", "staleness { weights = predict(tau = 0.5) }", Weights::Predict { tau: Some(0.5) }),
+        ("async_1f1b", "staleness { weights = predict(2) }", Weights::Predict { tau: Some(2.0) }),
     ] {
         assert_eq!(with(schedule, staleness), (Some(weights), none.to_vec()), "{schedule} {staleness}");
     }
     assert_eq!(with("gpipe", "staleness { weights = stash }"), (Some(Weights::Stash), vec!["P0240"]));
-    for (schedule, weights) in [("pipedream", "current"), ("pipedream_2bw", "stash"), ("gpipe", "double_buffer")] {
+    for (schedule, weights) in [
+        ("pipedream", "current"),
+        ("pipedream", "predict"),
+        ("pipedream_2bw", "stash"),
+        ("gpipe", "double_buffer"),
+        ("gpipe", "predict"),
+    ] {
         let found = with(schedule, &format!("staleness {{ weights = {weights} }}"));
         assert_eq!(found, (None, vec!["P0219"]), "{schedule} {weights}");
+    }
+    // A prediction makes up for staleness by itself, in passes that run once.
+    for correction in ["error_feedback", "nesterov", "pipemare { anneal = 9 }", "pipemare { discrepancy = 0.1 }"] {
+        let found = with("async_1f1b", &format!("staleness {{ weights = predict, correction = {correction} }}"));
+        assert_eq!(found, (None, vec!["P0225"]), "{correction}");
+    }
+    let again = "staleness { weights = predict }\npipeline { schedule = async_1f1b, accumulate = 4, recompute = full }";
+    let (_, found) = dsl::load(&format!("machine {{ ranks = 4 }}\n{again}"), &[]);
+    assert_eq!(found.iter().map(|d| d.code).collect::<Vec<_>>(), ["P0211"]);
+    for wrong in ["predict(tau = 0)", "predict(tau)", "predict(after = 1)", "predict()"] {
+        assert_eq!(with("async_1f1b", &format!("staleness {{ weights = {wrong} }}")).0, None, "{wrong}");
     }
 }
 

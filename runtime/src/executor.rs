@@ -201,7 +201,7 @@ impl<'a, E: Engine> Worker<'a, E> {
         let begun = self.begin_forward(local, mb, mb)?;
         if begun {
             let newest = self.rank.stages[local].version;
-            let slots = Slots { microbatch: mb, seen: newest, newest, ahead: false };
+            let slots = Slots { microbatch: mb, seen: newest, newest, evaluates: true };
             self.engine.call(self.rank, local, &self.stage(local).bodies.f, slots)?;
         }
         Ok(begun)
@@ -218,7 +218,7 @@ impl<'a, E: Engine> Worker<'a, E> {
             versions::forward(self.policy(), run_mb / u64::from(self.shared.manifest.program.accumulate), newest);
         let seen = self.word(&stage.io.version, wanted);
         self.set_word(&stage.io.version_seen, mb, seen);
-        self.run(local, Kind::F, &stage.bodies.f, Slots { microbatch: mb, seen, newest, ahead: true })?;
+        self.run(local, Kind::F, &stage.bodies.f, Slots { microbatch: mb, seen, newest, evaluates: false })?;
         if let Some(loss) = self.loss(local, mb)? {
             let losses = &mut self.rank.stages[local].losses;
             let slot = mb as usize % losses.len();
@@ -274,7 +274,7 @@ impl<'a, E: Engine> Worker<'a, E> {
         let drift = self.word(&io.version, reads) - versions::activations(self.policy(), seen, reads);
         let state = &mut self.rank.stages[local];
         state.drift_max = state.drift_max.max(drift);
-        Slots { microbatch: mb, seen: reads, newest, ahead: false }
+        Slots { microbatch: mb, seen: reads, newest, evaluates: false }
     }
 
     fn policy(&self) -> Policy {
@@ -326,7 +326,9 @@ impl<'a, E: Engine> Worker<'a, E> {
         let m = self.shared.manifest;
         let stage = self.stage(local).stage.index();
         let of_run = self.updates_before + update;
-        let terms = m.correction.as_ref().map_or(Terms::NONE, |c| Terms::of(c, stage, update, of_run));
+        // A drain changes nothing that a double buffer reads.
+        let since_empty = if self.policy() == Policy::DoubleBuffer { of_run } else { update };
+        let terms = m.correction.as_ref().map_or(Terms::NONE, |c| Terms::of(c, stage, since_empty, of_run));
         let place = self.stage(local).io.hyper;
         let out = self.rank.arena.view_mut::<f32>(&place, 0);
         for (group, out) in m.groups.iter().zip(out.chunks_exact_mut(2 * HYPER_LEN)) {

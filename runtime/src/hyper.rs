@@ -45,7 +45,7 @@ impl Terms {
     /// Without a correction.
     pub const NONE: Terms = Terms { rate: 1.0, momentum: None, factors: [0.0; 3] };
 
-    /// Of a 0-based update of the run, the `since_empty`-th (from 0) since the pipeline was empty.
+    /// Of a 0-based update of the run, the `since_empty`-th (from 0) since gradients had no delay.
     pub fn of(correction: &Correction, stage: usize, since_empty: u64, update: u64) -> Self {
         match correction {
             Correction::ErrorFeedback { lambda, delay } => {
@@ -55,6 +55,7 @@ impl Terms {
                 let c = momentum[stage];
                 Terms { momentum: Some(c), factors: [c, 1.0 - c, 0.0], ..Terms::NONE }
             }
+            Correction::Prediction { ahead } => Terms { factors: [0.0, 0.0, ahead[stage]], ..Terms::NONE },
             Correction::PipeMare { anneal, delay, discrepancy, drift } => {
                 let left = anneal.map_or(0.0, |updates| 1.0 - (update as f64 / updates as f64).min(1.0));
                 let rate = libm::pow(delay[stage].max(1.0), -left);

@@ -130,9 +130,10 @@ fn rank(manifest: &Manifest, id: RankId, seed: u64, start: Option<&Weights>) -> 
     for stage in manifest.stages.iter().filter(|s| s.rank == id) {
         for param in &stage.params {
             let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
-            let behind = param.state.last().filter(|_| rule.reads_behind());
-            for place in [&param.weight].into_iter().chain(behind) {
-                let out = rank.arena.view_mut::<f32>(place, 0);
+            let behind = param.state.last().filter(|_| rule.reads_behind()).map(|place| (place, 0));
+            let predicted = rule.predicts().then_some((&param.weight, 1));
+            for (place, slot) in [(&param.weight, 0)].into_iter().chain(behind).chain(predicted) {
+                let out = rank.arena.view_mut::<f32>(place, slot);
                 match start {
                     Some(weights) => weights.copy(&param.name, out),
                     None => init::fill(seed, &param.name, param.init, out),

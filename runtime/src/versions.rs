@@ -37,8 +37,8 @@ pub struct Slots {
     pub seen: u64,
     /// Updates made.
     pub newest: u64,
-    /// Whether a prediction takes the place of the weights.
-    pub ahead: bool,
+    /// Whether the weights themselves are read where training reads a prediction of them.
+    pub evaluates: bool,
 }
 
 impl Slots {
@@ -50,7 +50,7 @@ impl Slots {
             Selector::Newest => self.newest,
             Selector::Next => self.newest + 1,
             Selector::Here => 0,
-            Selector::Ahead => u64::from(self.ahead),
+            Selector::Ahead => u64::from(!self.evaluates),
         }
     }
 }

@@ -130,8 +130,10 @@ fn write(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> std::io
     for (index, stage) in manifest.stages.iter().enumerate() {
         let rank = &ranks[stage.rank.index()];
         let newest = rank.stages.iter().find(|s| s.index == index).map_or(0, |s| s.version);
+        // A second slot that is no version holds a prediction.
+        let slot = newest % u64::from(stage.rings.weights);
         for param in &stage.params {
-            out.write_all(rank.arena.view::<u8>(&param.weight, newest))?;
+            out.write_all(rank.arena.view::<u8>(&param.weight, slot))?;
         }
     }
     out.into_inner()?.sync_all()

@@ -10,10 +10,12 @@ use model::kernel::{CorrectionKind, KernelOp, OptimizerKind, UpdateRule};
 struct Descent<'a> {
     kernel: Runnable,
     curvature: &'a [f64],
-    /// The weights, then the states.
+    /// The weights, a prediction of them where the rule has one, then the states.
     parameter: Vec<Vec<f32>>,
-    /// The weights before each update that is still to be seen; the first is seen next.
+    /// What the forward pass read before each update that is still to be seen; the first is seen next.
     before: Vec<Vec<f32>>,
+    /// Which of `parameter` the forward pass reads.
+    read: usize,
 }
 
 impl<'a> Descent<'a> {
@@ -21,8 +23,10 @@ impl<'a> Descent<'a> {
         let len = curvature.len();
         let kernel = Runnable::new(KernelOp::Update { len: len as u64, rule }, runnable()[0]);
         let states = rule.states().into_iter().map(|_| vec![0.0; len]);
-        let parameter: Vec<Vec<f32>> = [vec![start; len]].into_iter().chain(states).collect();
-        Descent { kernel, curvature, before: vec![parameter[0].clone(); delay + 1], parameter }
+        let weights = vec![vec![start; len]; 1 + usize::from(rule.predicts())];
+        let parameter: Vec<Vec<f32>> = weights.into_iter().chain(states).collect();
+        let read = usize::from(rule.predicts());
+        Descent { kernel, curvature, before: vec![parameter[0].clone(); delay + 1], parameter, read }
     }
 
     fn update(&mut self, hyper: &[f32]) -> &[f32] {
@@ -37,9 +41,16 @@ impl<'a> Descent<'a> {
             *p = after.f32().to_vec();
         }
         self.before.remove(0);
-        self.before.push(self.parameter[0].clone());
+        self.before.push(self.parameter[self.read].clone());
         &self.parameter[0]
     }
+}
+
+/// SGD without decay and with a prediction so many updates ahead.
+fn predicting(momentum: f64, lr: f64, ahead: f64) -> [f32; HYPER_LEN] {
+    let mut h = sgd(momentum, lr, [0.0; 2]);
+    h[14] = ahead as f32;
+    h
 }
 
 /// SGD without decay: its momentum, the learning rate, and what the correction gives.
@@ -51,6 +62,7 @@ fn sgd(momentum: f64, lr: f64, correction: [f64; 2]) -> [f32; HYPER_LEN] {
 }
 
 const FEEDBACK: UpdateRule = corrected(OptimizerKind::Sgd, CorrectionKind::ErrorFeedback);
+const PREDICTION: UpdateRule = corrected(OptimizerKind::Sgd, CorrectionKind::Prediction);
 const CURVATURE: [f64; 5] = [0.3, 1.0, 0.05, 0.7, 0.01];
 
 /// Fifty updates from 1; `reference` gives the weight with this curvature after each.
@@ -85,6 +97,28 @@ fn error_feedback_follows_its_formula() {
                     let u = lr * c * x[k - k.min(delay)];
                     x.push(x[k] - u - lambda * tau(k) * (u - last));
                     last = u;
+                }
+                x.split_off(1)
+            },
+        );
+    }
+}
+
+/// The gradient is that of w - tau u some updates before, u the last step then.
+#[test]
+fn a_prediction_follows_its_formula() {
+    let (lr, momentum) = (0.1, 0.5);
+    for (delay, tau) in [(0, 0.75), (1, 1.0), (2, 1.5), (5, 5.0)] {
+        follows(
+            PREDICTION,
+            delay,
+            |_| predicting(momentum, lr, tau),
+            |c| {
+                let (mut x, mut velocity, mut ahead) = (vec![1.0], 0.0, vec![1.0]);
+                for k in 0..50 {
+                    velocity = momentum * velocity + c * ahead[k - k.min(delay)];
+                    x.push(x[k] - lr * velocity);
+                    ahead.push(x[k + 1] - tau * lr * velocity);
                 }
                 x.split_off(1)
             },
@@ -156,9 +190,12 @@ fn grows(rule: UpdateRule, beta: f64, delay: usize, curvature: &[f64], updates: 
     let mut descent = Descent::new(rule, curvature, 1e-3, delay);
     let mut largest = vec![[0.0f32; 2]; curvature.len()];
     for k in 0..updates {
-        let feedback = if rule.correction.is_some() { delay.min(k) } else { 0 };
         // SGD's velocity, times 1 - beta, is the running average.
-        let weights = descent.update(&sgd(beta, 1.0 - beta, [feedback as f64, 0.0]));
+        let hyper = match rule.correction {
+            Some(CorrectionKind::ErrorFeedback) => sgd(beta, 1.0 - beta, [delay.min(k) as f64, 0.0]),
+            _ => predicting(beta, 1.0 - beta, delay as f64),
+        };
+        let weights = descent.update(&hyper);
         let half = usize::from(k >= updates / 2);
         for (l, w) in largest.iter_mut().zip(weights) {
             // NaN is more than everything.
@@ -169,7 +206,8 @@ fn grows(rule: UpdateRule, beta: f64, delay: usize, curvature: &[f64], updates: 
 }
 
 /// The largest stable lr h of gradient descent with an averaged gradient, within 1 %: synchronous, one update late, and one
-/// update late with error feedback.
+/// update late with error feedback. A forward pass that reads weights one step ahead has the same limits as error feedback: the
+/// characteristic polynomials are the same, (1 - z) (z² - beta z) = (1 - beta) lr h (2 z - 1).
 #[test]
 fn the_limits_of_stability_are_the_tables() {
     let golden = (5f64.sqrt() - 1.0) / 2.0;
@@ -180,7 +218,10 @@ fn the_limits_of_stability_are_the_tables() {
         (0.95, 16000, [78.0, 1.0, 4.0]),
         (0.99, 40000, [398.0, 1.0, 9.51]),
     ] {
-        for ((rule, delay), limit) in [(SGD, 0), (SGD, 1), (FEEDBACK, 1)].into_iter().zip(limits) {
+        let [sync, late, ahead] = limits;
+        for ((rule, delay), limit) in
+            [((SGD, 0), sync), ((SGD, 1), late), ((FEEDBACK, 1), ahead), ((PREDICTION, 1), ahead)]
+        {
             let curvature = [0.5, 0.9, 0.99, 1.01, 1.1].map(|part| part * limit);
             let found = grows(rule, beta, delay, &curvature, updates);
             assert_eq!(found, [false, false, false, true, true], "beta {beta}, delay {delay}, {rule:?}");

@@ -13,6 +13,8 @@ pub fn rules() -> Vec<UpdateRule> {
         corrected(OptimizerKind::Sgd, CorrectionKind::ErrorFeedback),
         corrected(OptimizerKind::Adan, CorrectionKind::ErrorFeedback),
         corrected(OptimizerKind::Sgd, CorrectionKind::Nesterov),
+        corrected(OptimizerKind::Adan, CorrectionKind::Prediction),
+        corrected(OptimizerKind::Muon, CorrectionKind::Prediction),
         corrected(OptimizerKind::Sgd, CorrectionKind::Discrepancy),
     ];
     OptimizerKind::STEPS.map(UpdateRule::plain).into_iter().chain(corrected).collect()
@@ -41,6 +43,7 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
             h[12..14].copy_from_slice(&average(0.8));
             h[14] = 2.5;
         }
+        Some(CorrectionKind::Prediction) => h[14] = 2.5,
         None => {}
     }
     match rule.kind {
@@ -77,20 +80,22 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
     h.map(|x| x as f32).to_vec()
 }
 
-/// A weight and its states.
+/// A weight, a prediction of it where the rule has one, and its states.
 pub fn parameter(rule: UpdateRule, len: usize) -> Vec<Vec<f32>> {
     let states = rule.states().into_iter().zip(12..);
     let states = states.map(|(name, seed)| if name == "v" { squares(seed, len) } else { random(seed, len) });
-    [random(11, len)].into_iter().chain(states).collect()
+    let predicted = rule.predicts().then(|| random(10, len));
+    [random(11, len)].into_iter().chain(predicted).chain(states).collect()
 }
 
-/// The update of one element; `cells`: the weight, then the states.
+/// The update of one element; `cells`: the weight, a prediction of it where the rule has one, then the states.
 pub fn update(rule: UpdateRule, h: &[f64], g: f64, cells: &mut [f64]) {
     let (w, states) = cells.split_first_mut().expect("a weight");
+    let (predicted, states) = states.split_at_mut(usize::from(rule.predicts()));
     let (states, more) = states.split_at_mut(rule.kind.states().len());
     let step = step(rule.kind, h, g, states);
     let taken = match (rule.correction, &mut *more) {
-        (None, []) | (Some(CorrectionKind::Discrepancy), _) => step,
+        (None | Some(CorrectionKind::Prediction), []) | (Some(CorrectionKind::Discrepancy), _) => step,
         (Some(CorrectionKind::ErrorFeedback), [last]) => step + h[12] * (step - std::mem::replace(last, step)),
         (Some(CorrectionKind::Nesterov), [ahead]) => {
             *ahead = h[12] * *ahead + h[13] * step;
@@ -100,6 +105,9 @@ pub fn update(rule: UpdateRule, h: &[f64], g: f64, cells: &mut [f64]) {
     };
     let before = *w;
     *w = if rule.kind == OptimizerKind::Adan { (*w - taken) * h[7] } else { h[7] * *w - taken };
+    if let [predicted] = predicted {
+        *predicted = *w - h[14] * taken;
+    }
     if let (Some(CorrectionKind::Discrepancy), [delta, behind]) = (rule.correction, more) {
         *delta = h[12] * *delta + h[13] * (*w - before);
         *behind = *w - h[14] * *delta;

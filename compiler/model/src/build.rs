@@ -231,6 +231,9 @@ impl Lower<'_> {
     /// The weights as operands of an update.
     fn updated(&self, param: &Param) -> Vec<Place> {
         match self.rule(param).writes {
+            Writes::InPlace if self.rule(param).predicts() => {
+                vec![param.weight, param.weight.selected(Selector::Ahead)]
+            }
             Writes::InPlace => vec![param.weight],
             Writes::Next => vec![param.weight.selected(Selector::Newest), param.weight.selected(Selector::Next)],
         }
@@ -267,7 +270,7 @@ impl Lower<'_> {
         self.call(step.op.clone(), dtype, args)
     }
 
-    /// Where a value is; of a weight what a pass of this part reads: the version of its micro-batch, or the copy of a correction.
+    /// Where a value is; of a weight what a pass of this part reads: the version of its micro-batch, a prediction, or the copy of a correction.
     /// Products read the bf16 copy where there is one.
     fn operand(&self, part: Part, value: ValueId, product: bool) -> Place {
         let mut place = self.layout.place(self.plan, value);
@@ -277,6 +280,9 @@ impl Lower<'_> {
         match self.plan.homes[&value] {
             Home::Param(id) if part != Part::Forward && self.rule(&self.layout.params[id.index()]).reads_behind() => {
                 *self.layout.params[id.index()].state.last().expect("the rule has states")
+            }
+            Home::Param(id) if part == Part::Forward && self.rule(&self.layout.params[id.index()]).predicts() => {
+                place.selected(Selector::Ahead)
             }
             Home::Param(_) if self.versions() > 1 => place.selected(Selector::Seen),
             _ => place,

@@ -41,7 +41,8 @@ pub enum KernelOp {
     /// targets u32[rows], scale f32[1] is a constant of the kernel (`scale_bits`), logits inout [rows, vocab] -> loss f64[1].
     /// loss = sum over rows of -log softmax(logits)[target] (f64 sum, ascending); logits become (softmax - onehot) * scale.
     CrossEntropy { rows: u32, vocab: u32, scale_bits: u32 },
-    /// Unfused update: g [len], then inout w (or w, out next), states… (, out copy), then hyper f32[16] (read) last. See [`Sink::Update`].
+    /// Unfused update: g [len], then inout w (or w, out next) (, out predicted), states… (, out copy), then hyper f32[16] (read) last. See
+    /// [`Sink::Update`].
     Update { len: u64, rule: UpdateRule },
     /// See [`UpdatePart`].
     Part(UpdatePart),
@@ -101,7 +102,7 @@ pub enum Sink {
     Add,
     /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states… (, out copy). Where the rule
     /// writes [`Writes::Next`]: w (read), out next in the place of inout w, with the same bits.
-    /// Formulas, states and hyper-parameters: [`artifact::optimizer`].
+    /// Where the rule predicts: out predicted after the weights. Formulas, states and hyper-parameters: [`artifact::optimizer`].
     Update { rule: UpdateRule, accumulated: bool },
 }
 

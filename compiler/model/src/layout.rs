@@ -6,7 +6,7 @@
 //!
 //! | region | holds | how often |
 //! |---|---|---|
-//! | weights | parameters as passes read them: those with a bf16 copy that copy | each version that is kept: ring `weights` |
+//! | weights | parameters as passes read them: those with a bf16 copy that copy | each version that is kept: ring `weights`; a prediction |
 //! | optimizer | f32 weights that have a copy; the optimizers' states | once |
 //! | gradients | accumulators; a parameter has none where its every gradient goes straight into a fused update | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
@@ -30,7 +30,7 @@ use crate::operands::HYPER_BYTES;
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
 use crate::update::{Arg, UpdatePlan};
-use artifact::program::{Memory, Param, Place, StageIo};
+use artifact::program::{Memory, Param, Place, Selector, StageIo};
 use artifact::stream::RingSizes;
 use std::collections::HashMap;
 
@@ -145,11 +145,16 @@ impl StageLayout {
     }
 }
 
-/// What passes read of each parameter.
+/// What passes read of each parameter: the versions that are kept, or the weights and, where their rule has one, a prediction.
 fn read(stage: &StageInput, bump: &mut Bump) -> Vec<Place> {
-    let params = &stage.plan.forward_graph.params;
     let elem = |p: &ParamDecl| if p.copied { Elem::Bf16 } else { Elem::F32 };
-    params.iter().map(|p| bump.ring(elem(p).bytes() * p.len(), stage.rings.weights)).collect()
+    let place = |p: &ParamDecl| {
+        if stage.rules.of(&p.name, &p.shape).rule.predicts() {
+            return bump.ring(elem(p).bytes() * p.len(), 2).selected(Selector::Here);
+        }
+        bump.ring(elem(p).bytes() * p.len(), stage.rings.weights)
+    };
+    stage.plan.forward_graph.params.iter().map(place).collect()
 }
 
 /// A weight, and its copy.

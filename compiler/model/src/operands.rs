@@ -168,6 +168,9 @@ impl List {
             Writes::InPlace => self.update(4 * len),
             Writes::Next => self.read(4 * len).write(4 * len),
         };
+        if rule.predicts() {
+            self.write(4 * len);
+        }
         for _ in 0..rule.states().len() {
             self.update(4 * len);
         }

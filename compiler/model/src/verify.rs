@@ -13,7 +13,8 @@
 //! 6. Within a body, no call reads a weight, whichever version, or a state after a call that updated it: a new version may take the
 //!    place of the one that the body reads.
 //! 7. Within a call, what is written overlaps no other argument. The newest version of a weight and the one after it are different slots
-//!    of their ring. Of weights with several versions an update writes the next one, all else reads that of its micro-batch or the newest.
+//!    of their ring, and so are weights and their prediction. Of weights with several versions an update writes the next one, all else reads that
+//!    of its micro-batch or the newest. Of weights with a prediction an update writes both, and nothing else does.
 //! 8. The regions of a rank's memory sum to its total.
 //! 9. No two kernels have the same operation and element type, or the same name.
 
@@ -109,19 +110,20 @@ fn weights_before_updates(kernels: &[Kernel], stage: &Stage, body: &[Call]) -> R
         stage.params.iter().flat_map(|p| p.state.iter().chain([&p.weight]).chain(&p.copy)).map(|p| p.offset).collect();
     let mut updated = HashSet::new();
     for call in body {
-        for (place, access) in accesses(kernels, call) {
+        let all = accesses(kernels, call);
+        for (place, access) in &all {
             ensure!(!updated.contains(&place.offset), "the weight at {} is used after its update", place.offset);
-            let version = match access {
-                Access::Read => matches!(place.by, Selector::Seen | Selector::Newest),
-                Access::Write => place.by == Selector::Next,
-                Access::Update => false,
+            let fits = match access {
+                Access::Read => {
+                    matches!(place.by, Selector::Seen | Selector::Newest | Selector::Here | Selector::Ahead)
+                }
+                Access::Write => matches!(place.by, Selector::Next | Selector::Ahead),
+                Access::Update => place.by == Selector::Here,
             };
-            let versions = weights.contains(&place.offset) && place.slots > 1;
-            ensure!(!versions || version, "the weight at {} is used by {:?}", place.offset, place.by);
-            if access.writes() && weights.contains(&place.offset) {
-                updated.insert(place.offset);
-            }
+            let several = weights.contains(&place.offset) && place.slots > 1;
+            ensure!(!several || fits, "the weight at {} is used by {:?}", place.offset, place.by);
         }
+        updated.extend(all.iter().filter(|(p, a)| a.writes() && weights.contains(&p.offset)).map(|(p, _)| p.offset));
     }
     Ok(())
 }
@@ -132,10 +134,10 @@ fn regions(m: &Memory) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether two arguments are different slots of one ring: the newest version of a weight and the one after it.
+/// Whether two arguments are different slots of one ring: the newest version of a weight and the one after it, or it and its prediction.
 fn apart(a: &Place, b: &Place) -> bool {
-    let successive = matches!((a.by, b.by), (Selector::Newest, Selector::Next) | (Selector::Next, Selector::Newest));
-    key(a) == key(b) && a.slots > 1 && successive
+    let pairs = [(Selector::Newest, Selector::Next), (Selector::Here, Selector::Ahead)];
+    key(a) == key(b) && a.slots > 1 && pairs.iter().any(|&(x, y)| (a.by, b.by) == (x, y) || (a.by, b.by) == (y, x))
 }
 
 /// Bytes of the first slot.

@@ -13,7 +13,7 @@ use artifact::verify::{Proved, Violation, prove};
 use artifact::work;
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::Schedule;
-use dsl::spec::{At, Correction, Spec};
+use dsl::spec::{At, Correction, Spec, Weights};
 
 /// What a plan is held against.
 #[derive(Clone, Debug)]
@@ -28,6 +28,8 @@ pub struct Subject<'a> {
     pub delay: Option<At<u64>>,
     /// How updates are corrected for their delay.
     pub correction: Option<At<Correction>>,
+    /// Where weights are said to be predicted.
+    pub prediction: Option<Span>,
     /// Fraction, 0..1, of every rank.
     pub bubble: Option<At<f64>>,
 }
@@ -43,12 +45,14 @@ impl<'a> Subject<'a> {
             drift: None,
             delay: None,
             correction: None,
+            prediction: None,
             bubble: None,
         }
     }
 
     /// What `spec` asks for.
     pub fn of(spec: &'a Spec) -> Self {
+        let predicts = matches!(spec.staleness.weights.value, Weights::Predict { .. });
         Subject {
             schedule: &spec.schedule,
             shape: Shape::of(spec),
@@ -57,6 +61,7 @@ impl<'a> Subject<'a> {
             drift: spec.staleness.drift.clone(),
             delay: spec.staleness.delay.clone(),
             correction: spec.staleness.correction.clone(),
+            prediction: predicts.then(|| spec.staleness.weights.span.clone()),
             bubble: spec.require.bubble.clone(),
         }
     }
@@ -204,7 +209,9 @@ fn weights_claim(policy: Policy) -> &'static str {
         Policy::DoubleBuffer => {
             "the passes of update u's micro-batches read version u - 1 of the weights (the first ones version 0)"
         }
-        Policy::Predicted => "every pass reads the weights, or their prediction, between two updates",
+        Policy::Predicted => {
+            "every forward pass reads the prediction from the last update, every backward pass the weights, between two updates"
+        }
     }
 }
 
@@ -269,5 +276,6 @@ pub(crate) fn in_flight(stream: &Stream) -> u32 {
 fn stage(findings: &Findings, s: usize) -> StageFacts {
     let versions = &findings.versions[s];
     let (drift, delay): (Staleness, Staleness) = (versions.drift.staleness, versions.delay.staleness);
-    StageFacts { drift, delay, delay_uniform: versions.delay_uniform, versions_live: copies(findings.program, s) }
+    let versions_live = copies(findings.program, s, drift.max > 0);
+    StageFacts { drift, delay, delay_uniform: versions.delay_uniform, versions_live }
 }

@@ -40,6 +40,8 @@ pub(crate) fn check(
     if let Some(correction) = &subject.correction {
         crate::correction::check(correction, findings, proofs, diagnostics);
     }
+    let prediction = subject.prediction.as_ref();
+    diagnostics.extend(prediction.and_then(|span| crate::correction::check_prediction(span, findings)));
     if let Some(bound) = &subject.bubble {
         bubble(subject, findings, bound, proofs, diagnostics);
     }

@@ -1,4 +1,4 @@
-//! Whether a correction has the delays that it corrects for.
+//! Whether a correction has the delays that it corrects for, and a prediction the drift that it is made over.
 
 use crate::analyse::Findings;
 use crate::facts::Proof;
@@ -35,6 +35,18 @@ pub(crate) fn check(
     };
     let found = Diagnostic::lint("P0331", asked.span.clone(), message).here("without effect").note(note);
     diagnostics.push(found.help("remove it, or use a schedule with `update local`, such as async_1f1b"));
+}
+
+/// `P0331`: a prediction over no drift.
+pub(crate) fn check_prediction(asked: &Span, findings: &Findings) -> Option<Diagnostic> {
+    let none = findings.versions.iter().all(|v| v.drift.staleness.max == 0);
+    let lint = || {
+        Diagnostic::lint("P0331", asked.clone(), "`weights = predict` has no drift to predict over")
+            .here("without effect")
+            .note("every backward pass reads the weights that its forward pass read: proved")
+            .help("remove it, or use a schedule with `update local` on several ranks, such as async_1f1b")
+    };
+    none.then(lint)
 }
 
 /// Error feedback for the proved delay needs all micro-batches of an update to have one.

@@ -25,6 +25,7 @@ pub fn policy(weights: &Weights, recompute: Recompute) -> Policy {
         Weights::Current => Policy::Current,
         Weights::Stash => Policy::Stash,
         Weights::DoubleBuffer => Policy::DoubleBuffer,
+        Weights::Predict { .. } => Policy::Predicted,
     }
 }
 
@@ -47,9 +48,9 @@ fn stashed(program: &Program) -> Vec<u32> {
     versions.iter().map(|v| u32::try_from(v.slots()).unwrap_or(u32::MAX)).collect()
 }
 
-/// Copies of a stage's weights that exist at once.
-pub(crate) fn copies(program: &Program, stage: usize) -> u32 {
-    program.rings[stage].weights + u32::from(program.policy == Policy::Predicted)
+/// Copies of a stage's weights that exist at once, one of them a prediction where there is drift to predict over.
+pub(crate) fn copies(program: &Program, stage: usize, drifts: bool) -> u32 {
+    program.rings[stage].weights + u32::from(program.policy == Policy::Predicted && drifts)
 }
 
 /// `P0340`: a micro-batch that reads a version which two copies do not hold.

@@ -95,6 +95,9 @@ fn number(cx: &mut Context, section: &Section<'_>, key: &str, range: &str, fits:
 /// Refuses a correction that one of the optimizers or the policy of the weights leaves no place for.
 pub(super) fn fits<'a>(cx: &mut Context, staleness: &Staleness, optimizers: impl Iterator<Item = &'a At<Optimizer>>) {
     let Some(correction) = &staleness.correction else { return };
+    if let Weights::Predict { .. } = staleness.weights.value {
+        return corrected_twice(cx, correction, &staleness.weights);
+    }
     match correction.value {
         Correction::Nesterov { .. } => optimizers.for_each(|optimizer| one_momentum(cx, correction, optimizer)),
         Correction::PipeMare { discrepancy: Some(_), .. } => one_version(cx, correction, &staleness.weights),
@@ -102,15 +105,44 @@ pub(super) fn fits<'a>(cx: &mut Context, staleness: &Staleness, optimizers: impl
     }
 }
 
-/// Weights that are moved back are made in f32 from the weights; products of bf16 would need a copy of them too.
+/// Weights that are moved back or on are made in f32 from the weights; products of bf16 would need a copy of them too.
 pub(super) fn fits_elements(cx: &mut Context, staleness: &Staleness, model: &Model) {
-    let Some(correction) = staleness.correction.as_ref().filter(|_| model.variant.dtype == Dtype::Bf16) else { return };
-    if let Correction::PipeMare { discrepancy: Some(_), .. } = correction.value {
-        let message = "`discrepancy` needs `dtype = f32`";
-        let found = Diagnostic::error("P0237", correction.span.clone(), message).here("weights moved back, in f32");
-        let found = found.and_at(model.dtype_span.clone(), "products read bf16");
-        cx.report(found.help("leave `discrepancy` out, or write `dtype = f32`"));
+    if model.variant.dtype != Dtype::Bf16 {
+        return;
     }
+    let (span, name) = match (&staleness.correction, staleness.weights.value) {
+        (_, Weights::Predict { .. }) => (&staleness.weights.span, "predict"),
+        (Some(At { value: Correction::PipeMare { discrepancy: Some(_), .. }, span }), _) => (span, "discrepancy"),
+        _ => return,
+    };
+    let found = Diagnostic::error("P0237", span.clone(), format!("`{name}` needs `dtype = f32`"));
+    let found = found.here(if name == "predict" { "weights moved on, in f32" } else { "weights moved back, in f32" });
+    let found = found.and_at(model.dtype_span.clone(), "products read bf16");
+    cx.report(found.help(format!("leave `{name}` out, or write `dtype = f32`")));
+}
+
+/// A prediction is itself a correction for staleness.
+fn corrected_twice(cx: &mut Context, correction: &At<Correction>, weights: &At<Weights>) {
+    let (name, why) = match correction.value {
+        Correction::ErrorFeedback { .. } => (
+            "error_feedback",
+            "its step goes on along the last change for the delay that the prediction has gone ahead for",
+        ),
+        Correction::Nesterov { .. } => {
+            ("nesterov", "its weights look ahead along their last change, as the prediction does")
+        }
+        Correction::PipeMare { discrepancy: Some(_), .. } => (
+            "discrepancy",
+            "it moves backward passes back to the weights that the prediction moves forward passes away from",
+        ),
+        Correction::PipeMare { .. } => {
+            ("anneal", "it slows updates down for a delay that the prediction has gone ahead for")
+        }
+    };
+    let message = format!("`weights = predict` and `{name}` correct for the same updates twice");
+    let found = Diagnostic::error("P0225", correction.span.clone(), message).note(why);
+    let found = found.and_at(weights.span.clone(), "this predicts them");
+    cx.report(found.help("keep one of them"));
 }
 
 /// `discrepancy` is for backward passes that read other weights than their forward passes.

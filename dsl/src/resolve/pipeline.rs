@@ -29,7 +29,7 @@ pub(super) const PIPELINE: Keys = Keys {
 pub(super) const STALENESS: Keys = Keys {
     block: "staleness",
     known: &["weights", "drift", "delay", "correction"],
-    later: &["error_feedback", "compensate", "predict"],
+    later: &["error_feedback", "compensate"],
 };
 
 pub(super) const REQUIRE: Keys =

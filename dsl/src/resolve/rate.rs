@@ -104,7 +104,7 @@ fn floor_of(cx: &mut Context, floor: Option<&Value>, peak: Option<f64>) -> Optio
 }
 
 /// Arguments by parameter: those without a name first, in order.
-fn bind<'a, const N: usize>(
+pub(super) fn bind<'a, const N: usize>(
     cx: &mut Context,
     call: &Name,
     arguments: &'a [Argument],

@@ -1,28 +1,37 @@
-//! `weights = stash` in `staleness`, `weights stash` in a schedule: which weights the passes of a micro-batch read.
+//! `weights = stash` or `weights = predict(tau = 0.5)` in `staleness`, `weights stash` in a schedule: which weights the passes of a micro-batch read.
 
 use super::Context;
+use super::rate::bind;
 use super::schedule::words;
-use crate::ast::{Clause, Value};
+use crate::ast::{Clause, Value, ValueKind};
 use crate::diag::{Diagnostic, Span};
 use crate::schedule::{Schedule, Update};
 use crate::spec::{At, Weights};
 
-/// The policies by name.
+/// The policies by name that are for a schedule to say, too.
 const NAMES: [(&str, Weights); 3] =
     [("current", Weights::Current), ("stash", Weights::Stash), ("double_buffer", Weights::DoubleBuffer)];
 
 impl Weights {
     /// As a spec writes it.
     pub fn name(self) -> &'static str {
-        NAMES.iter().find(|(_, weights)| *weights == self).map_or("", |(name, _)| name)
+        NAMES.iter().find(|(_, weights)| *weights == self).map_or("predict", |(name, _)| name)
     }
 }
 
 /// The value of `weights` in `staleness`.
 pub(super) fn value(cx: &mut Context, value: &Value) -> Option<At<Weights>> {
-    let word = cx.word(value, "weights", &NAMES.map(|(name, _)| name), &["predict", "predicted"])?;
-    let (_, weights) = NAMES.iter().find(|(name, _)| *name == word)?;
-    Some(At { value: *weights, span: value.span.clone() })
+    let at = |weights| At { value: weights, span: value.span.clone() };
+    if let ValueKind::Call(name, arguments) = &value.kind
+        && name.text == "predict"
+    {
+        let [tau] = bind(cx, name, arguments, ["tau"], &["tau"])?;
+        let tau = cx.real(tau?, "tau", "above 0, up to 1000", |x| x > 0.0 && x <= 1000.0)?;
+        return Some(at(Weights::Predict { tau: Some(tau.value) }));
+    }
+    let word = cx.word(value, "weights", &["current", "stash", "double_buffer", "predict"], &[])?;
+    let named = NAMES.iter().find(|(name, _)| *name == word);
+    Some(at(named.map_or(Weights::Predict { tau: None }, |(_, weights)| *weights)))
 }
 
 /// The clause `weights` of a schedule.
@@ -65,6 +74,11 @@ fn fits(cx: &mut Context, policy: &At<Weights>, schedule: &Schedule) {
         cx.report(found.help(format!(
             "leave `weights` out, or write `schedule = async_1f1b`, the same kind of order under any policy"
         )));
+    } else if matches!(policy.value, Weights::Predict { .. }) && schedule.update == Update::Flush {
+        let found = error(format!("under `{name}`, which flushes, there is nothing to predict"));
+        let found =
+            found.note("no update lies between a forward pass and its backward pass: both read the same weights");
+        cx.report(found.help("leave `weights` out, or use a schedule with `update local`, such as async_1f1b"));
     } else if policy.value == Weights::DoubleBuffer && schedule.update == Update::Flush {
         let found =
             error(format!("`weights = double_buffer` under `{name}`, which flushes, makes gradients late for nothing"));

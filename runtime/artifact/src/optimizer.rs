@@ -31,6 +31,7 @@
 //! | `ErrorFeedback` | u + lambda D (u - u of the update before), D the delay of the update in updates: 0 for the first, for it has none before it | a step of the optimistic gradient method |
 //! | `Nesterov` | (1-c) u + c a with a = c a + (1-c) u: then w is x + c (x - x of the update before), where x is what x = w - (1-c) u makes of it, without decay | Ajanthan et al. 2025 (arXiv 2505.01099) |
 //! | `PipeMare`, anneal | u with lr / max(1, D)^(1 - min(t/anneal, 1)) for lr, t from 0 and D the stage's mean delay | Yang et al. 2021 (arXiv 1910.05124), technique 1 |
+//! | `Prediction` | u; the forward pass reads w - F u, a copy that the update writes beside w, F the stage's mean drift or what the spec gives. Where there is no drift there is nothing of this | Chen et al. 2018 (arXiv 1809.02839), with any optimizer's own step for the momentum |
 //! | `PipeMare`, discrepancy | u; d = c d + (1-c) (what w has changed by), c = discrepancy^(1/F), F the stage's mean drift; the backward pass reads w - F d. Where F is 0 there is nothing of this | the same, technique 2 |
 //!
 //! `NAdam` looks ahead along its own momentum: under `Nesterov` its b1 is c, and there is no a.
@@ -54,7 +55,7 @@ use serde::{Deserialize, Serialize};
 /// | 11 | 0 at the first update, then 1 |
 /// | 12 | lambda D of `ErrorFeedback`; c of `Nesterov`, and of `PipeMare` |
 /// | 13 | 1-c of the same |
-/// | 14 | F of `PipeMare` |
+/// | 14 | F of `PipeMare` and of `Prediction` |
 ///
 /// Those that an optimizer does not use are 0.
 pub const HYPER_LEN: usize = 16;
@@ -260,6 +261,11 @@ impl UpdateRule {
         self.kind.states().iter().chain(more).copied().collect()
     }
 
+    /// Whether the update writes a prediction beside the weights, for the forward pass to read.
+    pub fn predicts(self) -> bool {
+        self.correction == Some(CorrectionKind::Prediction)
+    }
+
     /// Whether the backward pass reads the last of the states in the weights' place.
     pub fn reads_behind(self) -> bool {
         self.correction == Some(CorrectionKind::Discrepancy)
@@ -267,7 +273,8 @@ impl UpdateRule {
 
     /// The rule on a stage whose backward passes do, or do not, meet newer weights than its forward passes.
     pub fn under_drift(self, drift: bool) -> Self {
-        UpdateRule { correction: self.correction.filter(|c| drift || *c != CorrectionKind::Discrepancy), ..self }
+        let for_drift = |c| matches!(c, CorrectionKind::Discrepancy | CorrectionKind::Prediction);
+        UpdateRule { correction: self.correction.filter(|&c| drift || !for_drift(c)), ..self }
     }
 
     /// As in kernels' names.
@@ -293,6 +300,11 @@ pub enum Correction {
     Nesterov {
         momentum: Vec<f64>,
     },
+    /// Of weights that are read under [`Policy::Predicted`](crate::stream::Policy::Predicted).
+    Prediction {
+        /// Updates that the copy is ahead; 0 on a stage without drift, which has none.
+        ahead: Vec<f64>,
+    },
     #[serde(rename = "pipemare")]
     PipeMare {
         /// Updates until learning rates are in full; none: they are from the start.
@@ -313,19 +325,22 @@ impl Correction {
             Correction::ErrorFeedback { .. } => Some(CorrectionKind::ErrorFeedback),
             Correction::Nesterov { .. } if optimizer == OptimizerKind::NAdam => None,
             Correction::Nesterov { .. } => Some(CorrectionKind::Nesterov),
+            Correction::Prediction { .. } => Some(CorrectionKind::Prediction),
             Correction::PipeMare { discrepancy, .. } => discrepancy.map(|_| CorrectionKind::Discrepancy),
         }
     }
 
     /// Whether a stage has drift to correct for.
     pub fn has_drift(&self, stage: usize) -> bool {
-        matches!(self, Correction::PipeMare { drift, .. } if drift.get(stage).is_some_and(|&f| f > 0.0))
+        matches!(self, Correction::PipeMare { drift: f, .. } | Correction::Prediction { ahead: f } if f.get(stage).is_some_and(|&f| f > 0.0))
     }
 
     /// Lists by stage of what is corrected for, or how strongly.
     pub fn by_stage(&self) -> Vec<&[f64]> {
         match self {
-            Correction::ErrorFeedback { delay: values, .. } | Correction::Nesterov { momentum: values } => vec![values],
+            Correction::ErrorFeedback { delay: values, .. }
+            | Correction::Nesterov { momentum: values }
+            | Correction::Prediction { ahead: values } => vec![values],
             Correction::PipeMare { delay, drift, .. } => vec![delay, drift],
         }
     }
@@ -337,16 +352,19 @@ pub enum CorrectionKind {
     ErrorFeedback,
     Nesterov,
     Discrepancy,
+    Prediction,
 }
 
 impl CorrectionKind {
     /// Buffers beside the optimizer's states, as [`OptimizerKind::states`]. `last` is the u of the update before, `ahead` is a, `delta` is d and
-    /// `behind` w - F d, what the backward pass reads: the last of the states, and a copy of the weights at the start.
+    /// `behind` w - F d, what the backward pass reads: the last of the states, and a copy of the weights at the start. A prediction is a second
+    /// slot of the weights.
     pub fn states(self) -> &'static [&'static str] {
         match self {
             CorrectionKind::ErrorFeedback => &["last"],
             CorrectionKind::Nesterov => &["ahead"],
             CorrectionKind::Discrepancy => &["delta", "behind"],
+            CorrectionKind::Prediction => &[],
         }
     }
 
@@ -356,6 +374,7 @@ impl CorrectionKind {
             CorrectionKind::ErrorFeedback => "_ef",
             CorrectionKind::Nesterov => "_nesterov",
             CorrectionKind::Discrepancy => "_behind",
+            CorrectionKind::Prediction => "_predicted",
         }
     }
 }

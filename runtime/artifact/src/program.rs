@@ -18,9 +18,9 @@ pub enum Selector {
     Newest,
     /// That of the version after it: what an update makes.
     Next,
-    /// Slot 0: the weights beside a prediction.
+    /// Slot 0: the weights beside a prediction of them.
     Here,
-    /// Slot 1: the prediction; slot 0 when nothing is trained.
+    /// Slot 1: the prediction; slot 0, the weights themselves, in an evaluation.
     Ahead,
 }
 
@@ -116,7 +116,7 @@ pub struct Param {
     pub group: u32,
     /// Whether weight decay applies (parameters of two or more dimensions).
     pub decay: bool,
-    /// f32. Ring `weights`, by version; under policy `predicted` two slots, the weights and the prediction. There once where
+    /// f32. Ring `weights`, by version; where the rule predicts two slots, the weights and the prediction. There once where
     /// there is a copy, which then has the versions.
     pub weight: Place,
     /// The weight in bf16, rounded to nearest even: what matrix products read where they read bf16.

@@ -52,7 +52,7 @@
 //! | `recomputed` | the newest | the newest, and runs the forward pass again with it: its activations are of that version | 1 |
 //! | `stash` | the newest | what F of `m` read | as many as the stream needs |
 //! | `double_buffer` | `max(0, m div K - 1)` | the same | 2 |
-//! | `predicted` | the newest, moved on along its last update | the newest | 1, and the moved copy |
+//! | `predicted` | the newest, moved on along its last update | the newest | 1, and the moved copy where there is drift |
 //!
 //! `m div K` counts over the whole run here: a drain changes nothing that `double_buffer` reads.
 //!

@@ -20,7 +20,7 @@
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
 use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Place, Stage};
-use crate::stream::{Policy, RingSizes};
+use crate::stream::Policy;
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -138,6 +138,11 @@ fn settings(m: &Manifest) -> Check {
     ensure!(!m.groups.is_empty(), "there is no optimizer");
     ensure!(m.boundary != Some(0), "the boundary comes every 0 updates");
     ensure!(m.proved.bubble.iter().all(|b| b.is_finite()), "a proved bubble is not a number");
+    let predicts = matches!(m.correction, Some(Correction::Prediction { .. }));
+    ensure!(
+        predicts == (m.program.policy == Policy::Predicted),
+        "predictions are made and not read, or read and not made"
+    );
     m.correction.as_ref().map_or(Ok(()), |c| correction(c, m.stages.len()))
 }
 
@@ -148,6 +153,7 @@ fn correction(correction: &Correction, stages: usize) -> Check {
         ensure!(fits, "a stage is corrected by what is below 0 or not a number");
     }
     match correction {
+        Correction::Prediction { .. } => {}
         Correction::ErrorFeedback { lambda, .. } => ensure!(lambda.is_finite(), "error feedback has no factor"),
         Correction::Nesterov { momentum } => {
             ensure!(momentum.iter().all(|c| *c < 1.0), "a momentum of 1 or more looks ahead without end");
@@ -210,13 +216,7 @@ fn places(stage: &Stage, total: u64) -> Check {
     Ok(())
 }
 
-/// Copies of each weight under a program's policy.
-fn copies(policy: Policy, rings: &RingSizes) -> u32 {
-    rings.weights + u32::from(policy == Policy::Predicted)
-}
-
 fn params(stage: &Stage, m: &Manifest) -> Check {
-    let copies = copies(m.program.policy, &stage.rings);
     for p in &stage.params {
         let name = &p.name;
         let Some(group) = m.groups.get(p.group as usize) else {
@@ -225,8 +225,10 @@ fn params(stage: &Stage, m: &Manifest) -> Check {
         let Some(bytes) = p.shape.iter().try_fold(4u64, |n, &d| n.checked_mul(d)) else {
             return Err(format!("`{name}` is too large"));
         };
+        let rule = m.rule(group, stage.stage);
+        let copies = stage.rings.weights + u32::from(rule.predicts());
         // No larger than the weight, so their bytes don't overflow.
-        let states = m.rule(group, stage.stage).buffers(&p.shape);
+        let states = rule.buffers(&p.shape);
         let count = states.len();
         ensure!(p.state.len() == count, "`{name}` has {} optimizer states instead of {count}", p.state.len());
         let versions = p.copy.unwrap_or(p.weight);

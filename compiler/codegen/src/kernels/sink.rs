@@ -13,7 +13,7 @@ pub struct SinkOperands {
     shape: Vec<u64>,
     /// Tensors that the sink only reads: `acc` and `w`, if any.
     pub inputs: Vec<&'static str>,
-    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`w_out` where `w` is only read) and the states.
+    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`w_out` where `w` is only read), its prediction, and the states.
     pub outputs: Vec<&'static str>,
 }
 
@@ -85,7 +85,8 @@ pub fn updated(rule: UpdateRule) -> (Vec<&'static str>, Vec<&'static str>) {
         Writes::InPlace => (vec![], "w"),
         Writes::Next => (vec!["w"], "w_out"),
     };
-    (read, std::iter::once(weights).chain(rule.states()).collect())
+    let predicted = rule.predicts().then_some("predicted");
+    (read, std::iter::once(weights).chain(predicted).chain(rule.states()).collect())
 }
 
 /// The element that an output gets, as [`body`] names it: the weights are `%w_new`, wherever they go.

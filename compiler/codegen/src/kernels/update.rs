@@ -24,7 +24,7 @@ pub fn update_body(rule: UpdateRule) -> String {
     match rule.correction {
         Some(CorrectionKind::ErrorFeedback) => step = step.replace("%w_step", "%last_new") + FEEDBACK,
         Some(CorrectionKind::Nesterov) => step = step.replace("%w_step", "%own_step") + AHEAD,
-        Some(CorrectionKind::Discrepancy) | None => {}
+        Some(CorrectionKind::Discrepancy | CorrectionKind::Prediction) | None => {}
     }
     step += match rule.kind {
         OptimizerKind::Adan => KEPT_AFTER,
@@ -32,6 +32,9 @@ pub fn update_body(rule: UpdateRule) -> String {
     };
     if rule.reads_behind() {
         step += BEHIND;
+    }
+    if rule.predicts() {
+        step += PREDICTED;
     }
     step
 }
@@ -115,6 +118,11 @@ const BEHIND: &str = "\
 %way_back = arith.mulf %delta_new, %h14 : f32
 %behind_new = arith.subf %w_new, %way_back : f32
 ";
+/// The weight moved on along its step.
+const PREDICTED: &str = "\
+%way_on = arith.mulf %w_step, %h14 : f32
+%predicted_new = arith.subf %w_new, %way_on : f32
+";
 /// The step leaves a weight that has decayed.
 const KEPT: &str = "\
 %w_kept = arith.mulf %w_el, %h7 : f32
@@ -156,7 +164,7 @@ fn sign(value: &str) -> String {
     )
 }
 
-/// `KernelOp::Update`: g, w (or w, next), states…, hyper.
+/// `KernelOp::Update`: g, w (or w, next) (, predicted), states…, hyper.
 pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
     let KernelOp::Update { len, rule } = kernel.op else { unreachable!("dispatched on the operation") };
     let shape = [len];

@@ -18,14 +18,14 @@ pub struct SinkBuffers {
 pub struct UpdateBuffers {
     rule: UpdateRule,
     hyper: Buffer,
-    /// The weights, then the states.
+    /// The weights, their prediction, then the states.
     cells: Vec<Cell>,
 }
 
-/// A value of a parameter's element: its name in the formulas, where it is, and where the new one goes.
+/// A value of a parameter's element: its name in the formulas, where it is (nowhere yet, if they don't read it), and where the new one goes.
 struct Cell {
     name: &'static str,
-    from: Buffer,
+    from: Option<Buffer>,
     to: Buffer,
 }
 
@@ -38,7 +38,7 @@ impl UpdateBuffers {
         let cell = |(i, name): (usize, &'static str)| {
             let to = operands.f32(name, shape);
             let from = weights.clone().filter(|_| i == 0).unwrap_or_else(|| to.clone());
-            Cell { name: if i == 0 { "w" } else { name }, from, to }
+            Cell { name: if i == 0 { "w" } else { name }, from: (name != "predicted").then_some(from), to }
         };
         let cells = written.into_iter().enumerate().map(cell).collect();
         Self { rule, cells, hyper: before.unwrap_or_else(|| hyper(operands)) }
@@ -61,10 +61,11 @@ impl UpdateBuffers {
 
     /// Updates the elements at `at` and its neighbours with their gradients.
     pub fn apply(&self, code: &mut Code, at: &[&str], gradients: &[String]) {
-        let before: Vec<_> = self.cells.iter().map(|cell| code.load_group(&cell.from, at, gradients.len())).collect();
+        let load = |cell: &Cell| Some((cell.name, code.load_group(cell.from.as_ref()?, at, gradients.len())));
+        let before: Vec<_> = self.cells.iter().filter_map(load).collect();
         let mut after = vec![Vec::new(); self.cells.len()];
         for (i, gradient) in gradients.iter().enumerate() {
-            let cells: Vec<_> = before.iter().map(|values| values[i].as_str()).collect();
+            let cells: Vec<_> = before.iter().map(|(name, values)| (*name, values[i].as_str())).collect();
             let new = self.one(code, gradient, &cells);
             after.iter_mut().zip(new).for_each(|(values, value)| values.push(value));
         }
@@ -74,9 +75,9 @@ impl UpdateBuffers {
     }
 
     /// The formulas for one element.
-    fn one(&self, code: &mut Code, gradient: &str, cells: &[&str]) -> Vec<String> {
+    fn one(&self, code: &mut Code, gradient: &str, cells: &[(&str, &str)]) -> Vec<String> {
         let names: Vec<_> = self.cells.iter().map(|c| c.name).collect();
-        let given = names.iter().copied().zip(cells.iter().copied()).chain([("g", gradient)]);
+        let given = cells.iter().copied().chain([("g", gradient)]);
         formulas(code, given, &update_body(self.rule), &names)
     }
 }
