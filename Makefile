@@ -51,10 +51,13 @@ study-paci study-delay study-staleness: study-%: build
 golden:
 	$(PYTHON) scripts/golden.py
 
-# make gpu-tools  installs NVIDIA's assembler, with which the tests assemble device code (no GPU is needed)
-gpu-tools:
-	$(PYTHON) -m pip install --quiet --upgrade --no-deps --target .gpu-tools nvidia-cuda-nvcc==13.0.88
+# make gpu-tools  installs NVIDIA's assembler and disassembler, with which the tests look at device code (no GPU is needed)
+gpu-tools: .gpu-tools/versions
 	.gpu-tools/nvidia/cu13/bin/ptxas --version
+
+.gpu-tools/versions: scripts/gpu-tools.txt
+	$(PYTHON) -m pip install --quiet --upgrade --no-deps --require-hashes --target .gpu-tools -r scripts/gpu-tools.txt
+	cp scripts/gpu-tools.txt .gpu-tools/versions
 
 # make bless  accepts changed snapshots; read them with git diff before committing
 bless: setup

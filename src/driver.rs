@@ -315,7 +315,9 @@ fn build(
     found.extend(model::dims::check_dtype(model, target));
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
     let (fuse, recompute) = (spec.pipeline.fuse.value, spec.pipeline.recompute.value);
-    let input = Input { dims, partition: layers, fuse, rules: &rules, recompute, program, target };
+    let products = spec.pipeline.products.value;
+    found.extend(model::device::check(spec, target));
+    let input = Input { dims, partition: layers, fuse, rules: &rules, recompute, products, program, target };
     let build = model::build::build(&input);
     found.extend(model::limits::check_memory(&input, &build, &bounds(spec), &model.span));
     build

@@ -67,45 +67,113 @@ fn an_abort_in_code_generation_is_a_diagnostic() {
     assert!(error.expect_err("a diagnostic").message.contains("parse"), "an error of MLIR stays one");
 }
 
-/// The assembler that `make gpu-tools` installs.
-fn ptxas() -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gpu-tools/nvidia/cu13/bin/ptxas");
-    path.exists().then_some(path)
+/// NVIDIA's tools that `make gpu-tools` installs.
+struct Tools {
+    ptxas: PathBuf,
+    nvdisasm: PathBuf,
+}
+
+impl Tools {
+    /// None, after a line that says so, where they are not installed.
+    fn find() -> Option<Self> {
+        let tool = |name: &str| {
+            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(".gpu-tools/nvidia/cu13/bin").join(name);
+            path.exists().then_some(path)
+        };
+        let tools = tool("ptxas").zip(tool("nvdisasm")).map(|(ptxas, nvdisasm)| Self { ptxas, nvdisasm });
+        if tools.is_none() {
+            eprintln!("skipped: there is no ptxas or no nvdisasm; `make gpu-tools` installs both");
+        }
+        tools
+    }
 }
 
 /// What must not keep registers in memory: the kernels that a training run spends its time in.
-const FAST: [&str; 3] = ["matmul_", "attention_", "update_"];
+const FAST: [&str; 8] =
+    ["matmul_", "attention_", "update_", "sum_squares_", "scale_", "momentum_", "correct_", "columns_"];
 
 #[test]
 fn every_kernel_of_the_examples_assembles_without_spills() {
-    let Some(ptxas) = ptxas() else {
-        return eprintln!("skipped: there is no ptxas; `make gpu-tools` installs it");
-    };
-    let folder = tempfile::tempdir().expect("a temporary folder");
+    let Some(tools) = Tools::find() else { return };
     for example in ["bench-gpt", "gpt-1f1b", "gpt-paci"] {
+        let spec = format!("{}/examples/{example}.pace", env!("CARGO_MANIFEST_DIR"));
         for chip in ["sm_80", "sm_90"] {
-            let file = folder.path().join(format!("{example}.ptx"));
-            let spec = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("examples/{example}.pace"));
-            let mut compile = paceline();
-            compile.arg("compile").arg(spec).args(["--target", &format!("cuda:{chip}"), "--emit", "ptx", "-o"]);
-            compile.arg(&file).assert().success();
-            let text = std::fs::read_to_string(&file).expect("PTX");
-            for kernel in text.split("// -----\n").skip(1) {
-                assemble(&ptxas, chip, kernel, folder.path());
-            }
+            tools.assemble(&Project::new(SPEC), &spec, chip, &[]);
         }
     }
 }
 
-/// Assembles one kernel and asserts that its functions use no memory of a thread's own.
-fn assemble(ptxas: &Path, chip: &str, text: &str, folder: &Path) {
-    let (input, output) = (folder.join("kernel.ptx"), folder.join("kernel.cubin"));
-    std::fs::write(&input, text).expect("a writable folder");
-    let mut command = Command::new(ptxas);
-    command.args(["-v", &format!("-arch={chip}")]).arg(&input).arg("-o").arg(&output);
-    let done = command.output().expect("ptxas starts");
-    let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    assert!(done.status.success(), "{chip}: {said}");
+/// Updates in parts, which no example has.
+const PARTS: &str = "
+model gpt { layers = 1, width = 48, heads = 2, context = 16, vocab = 256 }
+machine { ranks = 1 }
+pipeline { schedule = gpipe, microbatch = 2, accumulate = 2 }
+";
+
+#[test]
+fn updates_in_parts_assemble_without_spills() {
+    let Some(tools) = Tools::find() else { return };
+    let optimizers = [
+        "muon { lr = 1e-3, group [embedding, head] = mars { lr = 1e-3 }, clip = per_stage(1.0) }",
+        "normuon { lr = 1e-3, clip = per_tensor(1.0) }",
+    ];
+    for (optimizer, chip) in optimizers.into_iter().zip(["sm_80", "sm_90"]) {
+        let project = Project::new(&format!("{PARTS}optimizer = {optimizer}\n"));
+        let functions = tools.assemble(&project, "spec.pace", chip, &[]);
+        assert!(functions.iter().any(|(name, _)| name.starts_with("sum_squares")), "{chip}: clipping");
+    }
+}
+
+/// Every product in tf32 is made of tensor-core instructions.
+#[test]
+fn products_in_tf32_assemble_to_tensor_cores() {
+    let Some(tools) = Tools::find() else { return };
+    let spec = format!("{}/examples/gpt-paci.pace", env!("CARGO_MANIFEST_DIR"));
+    for chip in ["sm_80", "sm_90"] {
+        let functions = tools.assemble(&Project::new(SPEC), &spec, chip, &["--set", "pipeline.matmul=tf32"]);
+        let products: Vec<_> = functions.iter().filter(|(name, _)| name.starts_with("matmul_")).collect();
+        assert!(products.len() > 10, "{chip}");
+        for (name, code) in products {
+            assert!(name.ends_with("_tf32") && code.contains("HMMA.1688.F32.TF32"), "{name} on {chip}");
+        }
+    }
+}
+
+impl Tools {
+    /// Assembles a spec's bundle and asserts that no fast function uses memory of a thread's own; gives each function's name and
+    /// machine instructions.
+    fn assemble(&self, project: &Project, spec: &str, chip: &str, more: &[&str]) -> Vec<(String, String)> {
+        let target = format!("cuda:{chip}");
+        project.output(&[&["compile", spec, "--target", &target, "-o", chip], more].concat());
+        let mut functions = Vec::new();
+        for stage in 0.. {
+            let image = project.path(&format!("{chip}/stage-{stage}.image"));
+            if !image.exists() {
+                break;
+            }
+            let cubin = project.path("stage.cubin");
+            let mut command = Command::new(&self.ptxas);
+            command.args(["-v", &format!("-arch={chip}")]).arg(&image).arg("-o").arg(&cubin);
+            let done = command.output().expect("ptxas starts");
+            let said = String::from_utf8_lossy(&done.stderr).into_owned();
+            assert!(done.status.success(), "{chip}: {said}");
+            no_spills(chip, &said);
+            functions.extend(self.disassembled(&cubin));
+        }
+        functions
+    }
+
+    fn disassembled(&self, cubin: &Path) -> Vec<(String, String)> {
+        let done = Command::new(&self.nvdisasm).arg("-c").arg(cubin).output().expect("nvdisasm starts");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let text = String::from_utf8_lossy(&done.stdout);
+        let of = |part: &str| part.split_once(',').map(|(name, code)| (name.trim().to_owned(), code.to_owned()));
+        text.split(".section\t.text.").skip(1).filter_map(of).collect()
+    }
+}
+
+/// Asserts by what ptxas says that no fast function spills.
+fn no_spills(chip: &str, said: &str) {
     let mut entry = "";
     let mut checked = 0;
     for line in said.lines() {
@@ -121,9 +189,9 @@ fn assemble(ptxas: &Path, chip: &str, text: &str, folder: &Path) {
 }
 
 const SMALL: &str = "
-model gpt { layers = 2, width = 64, heads = 2, context = 32, vocab = 256 }
+model gpt { layers = 1, width = 64, heads = 2, context = 32, vocab = 256 }
 machine { ranks = 2 }
-pipeline { schedule = async_1f1b, microbatch = 1, accumulate = 2 }
+pipeline { partition = [[embed, block 0], [head]], schedule = async_1f1b, microbatch = 1, accumulate = 2 }
 staleness { weights = current }
 optimizer = adamw { lr = 3e-3 }
 ";
@@ -141,4 +209,16 @@ fn device_kernels_train_as_the_cpu_does() {
         assert!((device - cpu).abs() <= 1e-5 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
     }
     assert!(device.losses[19] < device.losses[0] - 0.5, "it learns: {:?}", device.losses);
+}
+
+/// Rounding the operands of products to ten bits moves the losses, but not far.
+#[test]
+fn tf32_trains_close_to_f32() {
+    let project = Project::new(SMALL);
+    let cpu = project.train("spec.pace", 10, &[]);
+    let device = project.train("spec.pace", 10, &["--target", "cuda-emulated", "--set", "pipeline.matmul=tf32"]);
+    for (update, (device, cpu)) in device.losses.iter().zip(&cpu.losses).enumerate() {
+        assert!((device - cpu).abs() <= 1e-3 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
+    }
+    assert!(device.losses != cpu.losses, "the operands were rounded");
 }

@@ -23,6 +23,8 @@ const PAGES: &[(&str, &str)] = pages![
     P0237
     // Without effect.
     P0240 P0241
+    // What a target lacks.
+    P0242 P0243
     // The command line.
     P0250 P0251
     // Plan: one code a line.

@@ -70,7 +70,7 @@ impl Model {
     }
 }
 
-pub use variant::{Attention, Device, Dtype, Mlp, Norm, Position, Recompute, Variant};
+pub use variant::{Attention, Device, Dtype, Mlp, Norm, Position, Products, Recompute, Variant};
 
 mod variant;
 
@@ -188,6 +188,8 @@ pub struct Pipeline {
     pub cover_latency: At<Cover>,
     /// What the backward pass computes again instead of keeping it from the forward pass.
     pub recompute: At<Recompute>,
+    /// What matrix products of f32 round their operands to, where the device has it.
+    pub products: At<Products>,
     /// Limits within which the schedule is searched; `schedule` then only stands for the one that is found.
     pub search: Option<Search>,
 }

@@ -4,6 +4,7 @@ use crate::harness::{Data, Runnable, bits, random, run, runnable, with_context};
 use crate::optimizers::{self, ADAMW};
 use codegen::cuda;
 use emulated::Order;
+use model::device::HEAD_MAX;
 use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, OptimizerKind, Sink, Table, Tiles, UpdateRule};
 use model::kernel_plan::plan_kernel;
 use model::operands::{Access, operands};
@@ -114,9 +115,22 @@ fn no_order_of_threads_changes_a_bit() {
     }
 }
 
+#[test]
+fn heads_fit_up_to_the_size_that_the_diagnostic_names() {
+    let kernel = |size| {
+        let op = KernelOp::AttentionGrad { sequences: 1, context: 8, width: size, heads: 1 };
+        cuda::device_kernel(&plan_kernel(op, CHIP))
+    };
+    assert!(kernel(HEAD_MAX).is_ok());
+    assert!(kernel(HEAD_MAX + 1).is_err());
+}
+
 fn ptx(op: KernelOp, chip: Chip) -> String {
-    let kernel = plan_kernel(op, chip);
-    let device = cuda::device_kernel(&kernel).unwrap_or_else(|e| panic!("{e}"));
+    ptx_of(&plan_kernel(op, chip), chip)
+}
+
+fn ptx_of(kernel: &Kernel, chip: Chip) -> String {
+    let device = cuda::device_kernel(kernel).unwrap_or_else(|e| panic!("{e}"));
     let target = (chip.name(), cuda::features(chip));
     with_context(|c| cuda::assembly(c, &device.name, &device.module(), (target.0, &target.1)))
         .unwrap_or_else(|e| panic!("{e}"))

@@ -4,7 +4,7 @@ use crate::harness::{Data, Runnable, runnable};
 use codegen::kernels::math::{self, Region};
 use codegen::kernels::text::{Func, identity_map, tensor};
 use codegen::kernels::{KernelSource, strategy};
-use model::kernel::{Dtype, Kernel, KernelOp, Sink};
+use model::kernel::{Dtype, Kernel, KernelOp, Products, Sink};
 use model::target::CpuClass;
 
 /// Writes a function's text.
@@ -15,7 +15,8 @@ fn apply(function: Function, cpu: CpuClass, x: &[f32]) -> Vec<f32> {
     let len = x.len() as u64;
     // Any operation with one input and one output of equal lengths.
     let op = KernelOp::BiasGrad { rows: 1, width: x.len() as u32, sink: Sink::Store };
-    let kernel = Kernel { name: "elementwise".into(), op, dtype: Dtype::F32, tiles: None, scratch_bytes: 0 };
+    let (dtype, products) = (Dtype::F32, Products::F32);
+    let kernel = Kernel { name: "elementwise".into(), op, dtype, products, tiles: None, scratch_bytes: 0 };
     let mut func = Func::new(&kernel.name);
     let from = func.input("x", &[len], "f32");
     let to = func.output("y", &[len], "f32");

@@ -2,44 +2,61 @@
 
 use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable, targets};
 use crate::optimizers;
-use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Sink, UpdateRule};
-use model::kernel_plan::plan_kernel;
+use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Products, Sink, UpdateRule};
+use model::kernel_plan::{plan_kernel, plan_kernel_with};
 use model::target::Target;
 use model::workspace::scratch_bytes;
 
-const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
-const EPILOGUES: [Epilogue; 6] =
+pub const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
+pub const EPILOGUES: [Epilogue; 6] =
     [Epilogue::Store, Epilogue::Bias, Epilogue::BiasResidual, Epilogue::BiasGelu, Epilogue::GeluGrad, BLEND];
 /// 1.5 AB - 0.25 r
 const BLEND: Epilogue = Epilogue::Blend { product_bits: 1.5f32.to_bits(), other_bits: (-0.25f32).to_bits() };
 
 /// m, n, k of a product.
-type Shape = (u32, u32, u32);
+pub type Shape = (u32, u32, u32);
 
-fn matmul((m, n, k): Shape, form: Form, epilogue: Epilogue) -> MatMul {
+pub fn matmul((m, n, k): Shape, form: Form, epilogue: Epilogue) -> MatMul {
     MatMul { m, n, k, form, epilogue }
 }
 
 /// The kernel, with k cut in blocks of `kc` instead of the planned ones.
 fn in_blocks(matmul: MatMul, kc: u32, target: Target) -> Kernel {
-    let mut kernel = plan_kernel(KernelOp::MatMul(matmul), target);
+    cut(plan_kernel(KernelOp::MatMul(matmul), target), kc, target)
+}
+
+pub fn cut(mut kernel: Kernel, kc: u32, target: Target) -> Kernel {
     let tiles = kernel.tiles.as_mut().expect("a matmul has tiles");
     tiles.kc = kc;
     kernel.scratch_bytes = scratch_bytes(&kernel.op, Some(tiles), target);
     kernel
 }
 
+/// An operand as it is multiplied: of tf32 the nearest number with ten bits of fraction, the larger of two.
+fn rounded(products: Products, x: f32) -> f64 {
+    let x = f64::from(x);
+    match products {
+        Products::F32 => x,
+        _ if x == 0.0 => x,
+        Products::Tf32 => {
+            let place = (x.abs().log2().floor() - 10.0).exp2();
+            ((x.abs() / place + 0.5).floor() * place).copysign(x)
+        }
+    }
+}
+
 /// A B in f64.
-fn product(matmul: &MatMul, a: &[f32], b: &[f32]) -> Vec<f64> {
+fn product(matmul: &MatMul, products: Products, a: &[f32], b: &[f32]) -> Vec<f64> {
     let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(|x| x as usize);
     let (a_row, a_step) = if matmul.form == Form::TN { (1, m) } else { (k, 1) };
     let (b_column, b_step) = if matmul.form == Form::NT { (k, 1) } else { (1, n) };
+    let b: Vec<_> = b.iter().map(|x| rounded(products, *x)).collect();
     let mut c = vec![0.0; m * n];
     for i in 0..m {
         for p in 0..k {
-            let left = f64::from(a[i * a_row + p * a_step]);
+            let left = rounded(products, a[i * a_row + p * a_step]);
             for j in 0..n {
-                c[i * n + j] += left * f64::from(b[j * b_column + p * b_step]);
+                c[i * n + j] += left * b[j * b_column + p * b_step];
             }
         }
     }
@@ -72,13 +89,13 @@ fn factors(m: &MatMul) -> [Data; 2] {
 }
 
 /// Runs a forward or input-gradient kernel and compares all it writes.
-fn check(kernel: Kernel, target: Target) {
+pub fn check(kernel: Kernel, target: Target) {
     let KernelOp::MatMul(m) = kernel.op.clone() else { panic!("not a matmul") };
     let what = format!("{} on {}", kernel.name, target.name());
     let (len, n) = ((m.m * m.n) as usize, m.n as usize);
     let (bias, full) = (random(3, n), random(4, len));
     let mut data = factors(&m).to_vec();
-    let ab = product(&m, data[0].f32(), data[1].f32());
+    let ab = product(&m, kernel.products, data[0].f32(), data[1].f32());
     let biased = ab.iter().enumerate().map(|(i, x)| x + f64::from(bias[i % n])).collect::<Vec<_>>();
     let inputs: &[&Vec<f32>] = match m.epilogue {
         Epilogue::Store | Epilogue::Gradient(_) => &[],
@@ -165,16 +182,24 @@ fn a_shape_of_the_benchmark_is_right() {
 
 /// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
 fn check_sinks(shape: Shape, kc: Option<u32>, target: Target, rules: &[UpdateRule]) {
+    check_sinks_with(Products::F32, shape, kc, target, rules);
+}
+
+pub fn check_sinks_with(products: Products, shape: Shape, kc: Option<u32>, target: Target, rules: &[UpdateRule]) {
     let len = (shape.0 * shape.1) as usize;
     let kernel = |sink| {
         let m = matmul(shape, Form::TN, Epilogue::Gradient(sink));
-        kc.map_or_else(|| plan_kernel(KernelOp::MatMul(m.clone()), target), |kc| in_blocks(m.clone(), kc, target))
+        let kernel = plan_kernel_with(KernelOp::MatMul(m), Dtype::F32, products, target);
+        match kc {
+            Some(kc) => cut(kernel, kc, target),
+            None => kernel,
+        }
     };
     let m = matmul(shape, Form::TN, Epilogue::Store);
     let factors = factors(&m).to_vec();
     let operands = |more: &[Data]| factors.iter().chain(more).cloned().collect::<Vec<_>>();
     let acc = random(4, len);
-    let ab = product(&m, factors[0].f32(), factors[1].f32());
+    let ab = product(&m, products, factors[0].f32(), factors[1].f32());
     let with_acc = ab.iter().zip(&acc).map(|(x, a)| x + f64::from(*a)).collect::<Vec<_>>();
 
     let stored = Runnable::of(kernel(Sink::Store), target).call(&operands(&[Data::unset(len)])).remove(2);

@@ -13,5 +13,7 @@ mod optimizers;
 mod parts;
 mod rows;
 mod sinks;
+mod tensor;
+mod tensor_layout;
 mod update;
 mod updates;

@@ -4,8 +4,8 @@ use crate::arena::one;
 use crate::dims::Dims;
 use crate::fuse::{Step, with_sink};
 use crate::graph::{Part, ValueId};
-use crate::kernel::{Dtype, Kernel, KernelOp, Sink, UpdateRule, Writes};
-use crate::kernel_plan::plan_kernel_of;
+use crate::kernel::{Dtype, Kernel, KernelOp, Products, Sink, UpdateRule, Writes};
+use crate::kernel_plan::plan_kernel_with;
 use crate::layout::{RankLayout, StageInput, StageLayout, layout};
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
@@ -27,6 +27,7 @@ pub struct Input<'a> {
     pub fuse: bool,
     pub rules: &'a Rules,
     pub recompute: Recompute,
+    pub products: Products,
     pub program: &'a Program,
     pub target: Target,
 }
@@ -55,7 +56,8 @@ pub fn build(input: &Input) -> Build {
     };
     let updates: Vec<UpdatePlan> = plans.iter().zip(&input.program.rings).zip(&rules).map(plan_update).collect();
     let ranks = input.program.streams.len();
-    let mut kernels = Kernels { target: input.target, list: Vec::new(), index: HashMap::new() };
+    let mut kernels =
+        Kernels { target: input.target, products: input.products, list: Vec::new(), index: HashMap::new() };
     let mut stages: Vec<Option<Stage>> = vec![None; plans.len()];
     let mut memory = Vec::with_capacity(ranks);
     for rank in 0..ranks {
@@ -165,6 +167,7 @@ fn usages(program: &Program, stages: usize) -> Vec<Usage> {
 /// Kernels found so far.
 struct Kernels {
     target: Target,
+    products: Products,
     list: Vec<Kernel>,
     index: HashMap<(KernelOp, Dtype), u32>,
 }
@@ -174,7 +177,7 @@ impl Kernels {
         let next = self.list.len() as u32;
         let id = *self.index.entry((op.clone(), dtype)).or_insert(next);
         if id == next {
-            self.list.push(plan_kernel_of(op, dtype, self.target));
+            self.list.push(plan_kernel_with(op, dtype, self.products, self.target));
         }
         id
     }

@@ -49,7 +49,7 @@ pub enum KernelOp {
 }
 
 pub use crate::part::{Factor, UpdatePart};
-pub use dsl::spec::Dtype;
+pub use dsl::spec::{Dtype, Products};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Table {
@@ -119,7 +119,7 @@ pub struct Tiles {
     pub kr: u32,
 }
 
-/// A kernel, decided. Two kernels with equal `op` and `dtype` on one target are the same kernel.
+/// A kernel, decided. Two kernels with equal `op`, `dtype` and `products` on one target are the same kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
     /// Exported symbol, made from the operation and its shapes, e.g. `matmul_nn_512x768x256_bias`.
@@ -127,6 +127,8 @@ pub struct Kernel {
     pub op: KernelOp,
     /// See the module's conventions.
     pub dtype: Dtype,
+    /// What operands in f32 of a product are rounded to; tf32 only on a GPU.
+    pub products: Products,
     /// Matmuls only.
     pub tiles: Option<Tiles>,
     /// Multiple of 64.

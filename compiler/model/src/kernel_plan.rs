@@ -8,10 +8,11 @@
 //! depend on where a weight gradient goes: fused and unfused forms then give the same bits. They depend on m, n, k and the
 //! target only.
 //!
-//! On a GPU a block of threads makes an `mc x nc` part of C, a thread `mr x nr` of it, and `kr` of k are staged in shared memory at a time.
+//! On a GPU a block of threads makes an `mc x nc` part of C, a thread (on tensor cores: a warp) `mr x nr` of it, and `kr` of k are staged in
+//! shared memory at a time.
 //! `kc` is the same on every target, and with it the bits of every sum over k.
 
-use crate::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Sink, Table, Tiles};
+use crate::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Products, Sink, Table, Tiles};
 use crate::target::{CpuClass, Target};
 use crate::workspace::scratch_bytes;
 
@@ -20,16 +21,29 @@ pub fn plan_kernel(op: KernelOp, target: impl Into<Target>) -> Kernel {
     plan_kernel_of(op, Dtype::F32, target)
 }
 
-/// Decides a kernel.
+/// Decides a kernel whose products of f32 are of nothing less.
 pub fn plan_kernel_of(op: KernelOp, dtype: Dtype, target: impl Into<Target>) -> Kernel {
+    plan_kernel_with(op, dtype, Products::F32, target)
+}
+
+/// Decides a kernel. Products of f32 stay so wherever the target has nothing else.
+pub fn plan_kernel_with(op: KernelOp, dtype: Dtype, products: Products, target: impl Into<Target>) -> Kernel {
     let target = target.into();
-    let tiles = match (&op, target) {
-        (KernelOp::MatMul(matmul), Target::Cpu(cpu)) => Some(tiles(matmul, cpu)),
-        (KernelOp::MatMul(matmul), Target::Cuda(_) | Target::Emulated) => Some(block_tiles(matmul)),
-        _ => None,
+    let (products, tiles) = match (&op, target) {
+        (KernelOp::MatMul(matmul), Target::Cpu(cpu)) => (Products::F32, Some(tiles(matmul, cpu))),
+        (KernelOp::MatMul(matmul), Target::Cuda(_) | Target::Emulated) => {
+            let products = if dtype == Dtype::F32 { products } else { Products::F32 };
+            (products, Some(block_tiles(matmul, products)))
+        }
+        _ => (Products::F32, None),
     };
-    let suffix = if dtype == Dtype::Bf16 { "_bf16" } else { "" };
-    Kernel { name: name(&op) + suffix, scratch_bytes: scratch_bytes(&op, tiles.as_ref(), target), tiles, op, dtype }
+    let suffix = match (dtype, products) {
+        (Dtype::Bf16, _) => "_bf16",
+        (Dtype::F32, Products::Tf32) => "_tf32",
+        (Dtype::F32, Products::F32) => "",
+    };
+    let scratch_bytes = scratch_bytes(&op, tiles.as_ref(), target);
+    Kernel { name: name(&op) + suffix, scratch_bytes, dtype, products, tiles, op }
 }
 
 /// Largest k that is summed in one block.
@@ -74,15 +88,16 @@ fn summed_at_once(k: u32) -> u32 {
 /// of the chips with so many multiprocessors.
 const LARGE_BLOCKS_MIN: u64 = 108;
 
-/// A GPU's tiles: blocks of 256 threads.
-fn block_tiles(matmul: &MatMul) -> Tiles {
+/// A GPU's tiles: blocks of 256 threads; on tensor cores of eight warps, or four in small blocks.
+fn block_tiles(matmul: &MatMul, products: Products) -> Tiles {
     let &MatMul { m, n, k, .. } = matmul;
-    let large = u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128));
+    let large = u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128)) >= LARGE_BLOCKS_MIN;
     let kc = summed_at_once(k);
-    if large >= LARGE_BLOCKS_MIN {
-        Tiles { mc: 128, nc: 128, kc, mr: 8, nr: 8, kr: 8 }
-    } else {
-        Tiles { mc: 64, nc: 64, kc, mr: 4, nr: 4, kr: 16 }
+    match (products, large) {
+        (Products::F32, true) => Tiles { mc: 128, nc: 128, kc, mr: 8, nr: 8, kr: 8 },
+        (Products::F32, false) => Tiles { mc: 64, nc: 64, kc, mr: 4, nr: 4, kr: 16 },
+        (Products::Tf32, true) => Tiles { mc: 128, nc: 128, kc, mr: 64, nr: 32, kr: 16 },
+        (Products::Tf32, false) => Tiles { mc: 64, nc: 64, kc, mr: 32, nr: 32, kr: 16 },
     }
 }
 

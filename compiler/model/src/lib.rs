@@ -15,6 +15,7 @@
 //! | [`kernel_plan`], [`blocking`], [`workspace`] | a kernel's name, tiles and scratch |
 //! | [`build`] | all of it: kernels, stage programs, memory |
 //! | [`estimate`] | models and hardware that are not run: memory and times by formula |
+//! | [`device`] | what a target lacks for a spec |
 //! | [`limits`] | memory compared with the spec's bounds |
 //! | [`verify`] | the invariants of the result, checked |
 
@@ -23,6 +24,7 @@ pub mod blocking;
 pub mod build;
 pub mod cost;
 pub mod derivative;
+pub mod device;
 pub mod dims;
 pub mod estimate;
 pub mod fuse;

@@ -4,7 +4,7 @@ use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
-use dsl::spec::{At, Cost, Dtype, Layer, Limits, Model, ParamKind, Partition, Recompute, Selector};
+use dsl::spec::{At, Cost, Dtype, Layer, Limits, Model, ParamKind, Partition, Products, Recompute, Selector};
 use model::build::{Build, Input, build};
 use model::cost::costs;
 use model::dims::{Dims, check_dtype, check_sizes};
@@ -40,7 +40,16 @@ fn muon() -> Rules {
 fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
     let partition = cut(&dims, program.rank_of_stage.len() as u32);
     let (rules, recompute) = (&adamw(), Recompute::None);
-    build(&Input { dims, partition: &partition, fuse, rules, recompute, program, target: cpu.into() })
+    build(&Input {
+        dims,
+        partition: &partition,
+        fuse,
+        rules,
+        recompute,
+        products: Products::F32,
+        program,
+        target: cpu.into(),
+    })
 }
 
 proptest! {
@@ -64,7 +73,7 @@ proptest! {
         let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
         let partition = &cut(&dims, program.rank_of_stage.len() as u32);
         let rules = &if by_muon { muon() } else { adamw() };
-        let build = build(&Input { dims, partition, fuse, rules, recompute: Recompute::None, program: &program, target: cpu.into() });
+        let build = build(&Input { dims, partition, fuse, rules, recompute: Recompute::None, products: Products::F32, program: &program, target: cpu.into() });
         prop_assert_eq!(verify(&build), Ok(()));
         let accumulates = !fuse || k > 1 || by_muon;
         prop_assert!(build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
@@ -102,7 +111,7 @@ proptest! {
             prop_assert!(costs(&dims, partition, Recompute::None).f_ns.iter().all(|&ns| ns > 0));
             let rules = &if by_muon { muon() } else { adamw() };
             let (program, target, recompute) = (&program, CpuClass::X86V3.into(), Recompute::None);
-            let input = Input { dims, partition, fuse: false, rules, recompute, program, target };
+            let input = Input { dims, partition, fuse: false, rules, recompute, products: Products::F32, program, target };
             let built = build(&input);
             let bounds = Bounds { machine: Limits::new(vec![At { value: bound, span: 0..0 }]), require: None };
             let refused = check_memory(&input, &built, &bounds, &(0..0));
@@ -206,7 +215,9 @@ fn muon_plans_its_workspace() {
     let program = &flush(1, 1, false);
     let (partition, cpu) = (&cut(&dims, 1), CpuClass::X86V4);
     let (recompute, target) = (Recompute::None, cpu.into());
-    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, recompute, program, target });
+    let of = |rules: &Rules| {
+        build(&Input { dims, partition, fuse: true, rules, recompute, products: Products::F32, program, target })
+    };
     let (adamw, muon) = (of(&adamw()), of(&muon()));
     assert_eq!(verify(&muon), Ok(()));
     let matrices: u64 = 2 * (3 + 1 + 4 + 4) * 40 * 40 * 4;
@@ -261,7 +272,7 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
         return wrong;
     }
     let recompute = spec.pipeline.recompute.value;
-    let input = Input { dims, partition, fuse, rules, recompute, program, target: cpu.into() };
+    let input = Input { dims, partition, fuse, rules, recompute, products: Products::F32, program, target: cpu.into() };
     let bounds = Bounds { machine: spec.machine.memory.clone(), require: spec.require.memory.clone() };
     check_memory(&input, &build(&input), &bounds, &model.span)
 }

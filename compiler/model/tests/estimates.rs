@@ -3,7 +3,7 @@
 use crate::programs::{flush, on_ranks};
 use artifact::program::Memory;
 use artifact::stream::Program;
-use dsl::spec::{Attention, Device, Dtype, Layer, Limits, Mlp, Norm, Position, Recompute, Times, Variant};
+use dsl::spec::{Attention, Device, Dtype, Layer, Limits, Mlp, Norm, Position, Products, Recompute, Times, Variant};
 use model::build::{self, build};
 use model::cost::LayerWork;
 use model::dims::Dims;
@@ -111,7 +111,16 @@ fn compare_with_what_is_built(dtype: Dtype) {
         let partition = cut(dims.layers, stages);
         let (rules, cpu) = (&Rules::uniform(UpdateRule::plain(OptimizerKind::AdamW)), CpuClass::X86V4);
         let (partition, program, recompute) = (&partition, &program, Recompute::None);
-        let input = build::Input { dims, partition, fuse: true, rules, recompute, program, target: cpu.into() };
+        let input = build::Input {
+            dims,
+            partition,
+            fuse: true,
+            rules,
+            recompute,
+            products: Products::F32,
+            program,
+            target: cpu.into(),
+        };
         let built = build(&input).memory;
         let estimated = estimated(with(shape(dims), |v| v.dtype = dtype), partition, program);
         for (rank, (b, mut e)) in built.iter().zip(estimated).enumerate() {

@@ -4,7 +4,7 @@ use crate::machine::{Machine, Random, Setting};
 use crate::programs::{flush, on_ranks};
 use artifact::program::Optimizer;
 use artifact::stream::Program;
-use dsl::spec::{At, Dtype, Layer, Partition, Recompute};
+use dsl::spec::{At, Dtype, Layer, Partition, Products, Recompute};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
@@ -50,7 +50,7 @@ fn built_of(dtype: Dtype, program: &Program, fuse: bool, optimizer: OptimizerKin
     let partition = cut(program.rank_of_stage.len() as u32);
     let (rules, recompute) = (&Rules::uniform(UpdateRule::plain(optimizer)), Recompute::None);
     let (partition, target) = (&partition, CpuClass::X86V4.into());
-    let build = build(&Input { dims, partition, fuse, rules, recompute, program, target });
+    let build = build(&Input { dims, partition, fuse, rules, recompute, products: Products::F32, program, target });
     verify(&build).unwrap();
     build
 }

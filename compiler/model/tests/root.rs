@@ -1,6 +1,7 @@
 //! Integration tests of the model crate: one binary.
 
 mod builds;
+mod devices;
 mod estimates;
 mod gradients;
 mod interpreter;

@@ -4,7 +4,7 @@
 use crate::machine::{Machine, Setting};
 use artifact::program::{DataShape, Group, LearningRate, Manifest, Optimizer, Proved};
 use artifact::stream::Program;
-use dsl::spec::{At, Dtype, Partition, Recompute, Weights};
+use dsl::spec::{At, Dtype, Partition, Products, Recompute, Weights};
 use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
@@ -157,7 +157,7 @@ fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool
     let partition = partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap();
     let rules = &Rules::uniform(UpdateRule::plain(optimizer));
     let (partition, target) = (&partition, CpuClass::X86V4.into());
-    let input = Input { dims: *dims, partition, fuse, rules, recompute, program, target };
+    let input = Input { dims: *dims, partition, fuse, rules, recompute, products: Products::F32, program, target };
     let build = build(&input);
     verify(&build).unwrap();
     build

@@ -6,7 +6,7 @@ use super::{CHUNKS_MAX, Context, GRID_MAX, batch, correction, cover, not_yet, pa
 use crate::ast::{Block, Entry, Relation, Value, ValueKind};
 use crate::diag::Diagnostic;
 use crate::schedule::{Backward, Chunks, Place, Schedule};
-use crate::spec::{At, Model, Pipeline, Recompute, Require, Staleness};
+use crate::spec::{At, Model, Pipeline, Products, Recompute, Require, Staleness};
 use crate::suggest::nearest;
 
 pub(super) const PIPELINE: Keys = Keys {
@@ -21,6 +21,7 @@ pub(super) const PIPELINE: Keys = Keys {
         "boundary",
         "fuse",
         "recompute",
+        "matmul",
         "cover_latency",
     ],
     later: &["interleave", "clip", "replicas"],
@@ -90,6 +91,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
     let recompute = recompute(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
     let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
+    let products = products(cx, &section);
     let (name, schedule) = schedule?;
     if let Some(entry) =
         section.find("chunks").filter(|_| search.is_none() && schedule.place != Place::Loop(Chunks::Given))
@@ -99,7 +101,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
         cx.report(found.help("remove it, or choose a schedule with `place loop(v)`, such as interleaved_1f1b"));
     }
     let (partition, microbatch, accumulate) = (partition?, microbatch?, accumulate?);
-    let (boundary, cover_latency, recompute) = (given(boundary)?, cover_latency?, recompute?);
+    let (boundary, cover_latency, recompute, products) = (given(boundary)?, cover_latency?, recompute?, products?);
     let pipeline = Pipeline {
         partition,
         schedule: name,
@@ -110,6 +112,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
         fuse,
         cover_latency,
         recompute,
+        products,
         search: search.flatten(),
     };
     Some((pipeline, schedule))
@@ -135,6 +138,18 @@ fn recompute(cx: &mut Context, section: &Section<'_>, schedule: Option<&Schedule
         return None;
     }
     Some(At { value: recompute, span: value.span.clone() })
+}
+
+/// `matmul = tf32`
+fn products(cx: &mut Context, section: &Section<'_>) -> Option<At<Products>> {
+    let Some(value) = section.value(cx, "matmul") else {
+        return Some(At { value: Products::F32, span: section.start.clone() });
+    };
+    let products = match cx.word(value, "matmul", &["f32", "tf32"], &[])? {
+        "tf32" => Products::Tf32,
+        _ => Products::F32,
+    };
+    Some(At { value: products, span: value.span.clone() })
 }
 
 /// The plan's size is bounded.

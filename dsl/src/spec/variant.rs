@@ -36,6 +36,15 @@ pub enum Dtype {
     Bf16,
 }
 
+/// What the operands of matrix products in f32 are rounded to before they are multiplied. Sums are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// Nothing: they are multiplied as they are.
+    F32,
+    /// Ten bits of fraction, for tensor cores; f32 on devices without.
+    Tf32,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mlp {
     Gelu {

@@ -3,6 +3,7 @@
 use crate::checks::{Memory, Shared};
 use crate::ffi::{Fiber, Stack, Stage};
 use crate::map::Module;
+use crate::tensor::{WORDS, Words};
 use crate::{Fault, Launch, Order, WARP};
 
 /// What a thread does.
@@ -24,8 +25,8 @@ pub struct State<'m, 'a> {
     pub current: usize,
     pub statuses: Vec<Status>,
     /// What each thread gave for its warp, and what the warps got last.
-    pub given: Vec<u32>,
-    pub delivered: Vec<u32>,
+    pub given: Vec<Words>,
+    pub delivered: Vec<Words>,
     pub memory: &'m mut Memory<'a>,
     pub shared: Shared,
     pub constants: std::ops::Range<usize>,
@@ -55,8 +56,8 @@ pub fn launch(module: &Module, launch: &Launch, memory: &mut Memory, order: Orde
         number: 0,
         current: 0,
         statuses: vec![Status::Ready; threads],
-        given: vec![0; threads],
-        delivered: vec![0; threads],
+        given: vec![[0; WORDS]; threads],
+        delivered: vec![[0; WORDS]; threads],
         memory,
         shared: Shared::new(module.shared()),
         constants: module.constants(),

@@ -5,6 +5,7 @@
 
 use crate::WARP;
 use crate::block::{State, Status};
+use crate::tensor::{self, ROW_BYTES, WORDS, Words};
 use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, CoroutineResult, Yielder};
 use std::cell::{Cell, RefCell};
@@ -177,29 +178,68 @@ extern "C" fn barrier(_number: u32, place: u32) {
     wait();
 }
 
-/// All lanes of the warp give a value, then each reads one.
-fn meet_warp(mask: u32, given: u32, place: u32) {
+/// All lanes of the warp give something; then each does what it does with its number and all that was given.
+fn meet_warp<T>(mask: u32, given: &[u32], place: u32, then: impl FnOnce(usize, &[Words]) -> T) -> T {
     if mask != u32::MAX {
         refuse(Err(format!("an exchange of some lanes only ({mask:#x})")));
     }
     with(|state| {
-        state.given[state.current] = given;
+        state.given[state.current][..given.len()].copy_from_slice(given);
         state.statuses[state.current] = Status::Warp(place);
     });
     wait();
+    with(|state| {
+        let first = state.current / WARP * WARP;
+        then(state.current - first, &state.delivered[first..first + WARP])
+    })
 }
 
 extern "C" fn exchange(mask: u32, value: f32, distance: u32, _clamp: u32, place: u32) -> f32 {
-    meet_warp(mask, value.to_bits(), place);
-    f32::from_bits(with(|state| state.delivered[state.current ^ distance as usize % WARP]))
+    let given = [value.to_bits()];
+    f32::from_bits(meet_warp(mask, &given, place, |lane, all| all[(lane ^ distance as usize) % WARP][0]))
 }
 
 extern "C" fn ballot(mask: u32, holds: u32, place: u32) -> u32 {
-    meet_warp(mask, holds & 1, place);
-    with(|state| {
-        let first = state.current / WARP * WARP;
-        state.delivered[first..first + WARP].iter().rev().fold(0, |bits, holds| bits << 1 | holds)
-    })
+    let all = |_: usize, all: &[Words]| all.iter().rev().fold(0, |bits, lane| bits << 1 | lane[0]);
+    meet_warp(mask, &[holds & 1], place, all)
+}
+
+extern "C" fn tf32(value: f32) -> u32 {
+    tensor::tf32(value)
+}
+
+/// A lane's part of a product on the tensor cores: it gives its registers and gets four.
+fn product(given: *const u32, got: *mut u32, place: u32, of: fn(&[Words], usize) -> [u32; 4]) {
+    // SAFETY: the code that the compiler adds for the instruction passes arrays of so many words.
+    let (given, got) = unsafe { (&*given.cast::<[u32; WORDS]>(), &mut *got.cast::<[u32; 4]>()) };
+    *got = meet_warp(u32::MAX, given, place, |lane, all| of(all, lane));
+}
+
+extern "C" fn mma_tf32(given: *const u32, got: *mut u32, place: u32) {
+    product(given, got, place, tensor::mma_tf32);
+}
+
+extern "C" fn mma_bf16(given: *const u32, got: *mut u32, place: u32) {
+    product(given, got, place, tensor::mma_bf16);
+}
+
+/// A lane gives the address of a row in shared memory; the row is read before any lane goes on.
+fn matrices(given: *const u32, got: *mut u32, place: u32, transposed: bool) {
+    // SAFETY: as above, the address being the first two words.
+    let (&[low, high], got) = unsafe { (&*given.cast::<[u32; 2]>(), &mut *got.cast::<[u32; 4]>()) };
+    let address = low as usize | (high as usize) << 32;
+    read_shared(address, ROW_BYTES as u32);
+    // SAFETY: the check found the whole row in shared memory.
+    let row = unsafe { *(address as *const [u32; ROW_BYTES / 4]) };
+    *got = meet_warp(u32::MAX, &row, place, |lane, rows| tensor::ldmatrix(rows, lane, transposed));
+}
+
+extern "C" fn ldmatrix(given: *const u32, got: *mut u32, place: u32) {
+    matrices(given, got, place, false);
+}
+
+extern "C" fn ldmatrix_trans(given: *const u32, got: *mut u32, place: u32) {
+    matrices(given, got, place, true);
 }
 
 /// The address of what a kernel's code calls.
@@ -216,6 +256,11 @@ pub fn address(name: &str) -> Option<u64> {
         "emu_barrier" => barrier as *const (),
         "emu_exchange" => exchange as *const (),
         "emu_ballot" => ballot as *const (),
+        "emu_tf32" => tf32 as *const (),
+        "emu_mma_tf32" => mma_tf32 as *const (),
+        "emu_mma_bf16" => mma_bf16 as *const (),
+        "emu_ldmatrix" => ldmatrix as *const (),
+        "emu_ldmatrix_trans" => ldmatrix_trans as *const (),
         _ => return None,
     };
     Some(function as u64)

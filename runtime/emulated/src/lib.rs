@@ -23,6 +23,7 @@ mod checks;
 mod ffi;
 mod map;
 mod object;
+mod tensor;
 
 pub use block::launch;
 pub use checks::{Memory, Operand};

@@ -14,7 +14,23 @@ pub const WIDE: usize = 4;
 pub struct Buffer {
     name: String,
     element: &'static str,
+    shape: Vec<u64>,
     ty: String,
+}
+
+impl Buffer {
+    pub fn element(&self) -> &'static str {
+        self.element
+    }
+
+    /// Elements of 16 bytes, and the type of a vector of so many.
+    pub fn piece(&self) -> u64 {
+        WIDE as u64
+    }
+
+    pub fn piece_type(&self) -> &'static str {
+        "vector<4xf32>"
+    }
 }
 
 /// The operations of one function, in order. Elementwise f32 operations and constants come from [`Region`].
@@ -44,7 +60,7 @@ pub struct Operands(Vec<Buffer>);
 impl Operands {
     /// Adds an operand.
     pub fn add(&mut self, name: &str, shape: &[u64], element: &'static str) -> Buffer {
-        let buffer = Buffer { name: format!("%{name}"), element, ty: memref(shape, element) };
+        let buffer = Buffer { name: format!("%{name}"), element, shape: shape.to_vec(), ty: memref(shape, element) };
         self.0.push(buffer.clone());
         buffer
     }
@@ -248,7 +264,7 @@ impl Code {
 
     pub fn shared_of(&mut self, shape: &[u64], element: &'static str) -> Buffer {
         let ty = memref(shape, element).replace('>', ", #gpu.address_space<workgroup>>");
-        let buffer = Buffer { name: format!("%shared{}", self.shared.len()), element, ty };
+        let buffer = Buffer { name: format!("%shared{}", self.shared.len()), element, shape: shape.to_vec(), ty };
         self.shared.push(buffer.clone());
         buffer
     }
@@ -257,39 +273,47 @@ impl Code {
         self.op(&format!("memref.load {}[{}] : {}", from.name, at.join(", "), from.ty))
     }
 
+    /// An element in the memory's own type.
+    pub fn load_raw(&mut self, from: &Buffer, at: &[&str]) -> String {
+        self.op(&format!("memref.load {}[{}] : {}", from.name, at.join(", "), from.ty))
+    }
+
     pub fn store(&mut self, value: &str, to: &Buffer, at: &[&str]) {
         self.line(&format!("memref.store {value}, {}[{}] : {}", to.name, at.join(", "), to.ty));
     }
 
-    /// A `vector<4xf32>` from an address that is a multiple of 16 bytes.
+    /// A piece of 16 bytes from an address that is a multiple of them, in the memory's own type.
     pub fn load_wide(&mut self, from: &Buffer, at: &[&str]) -> String {
-        let at = at.join(", ");
-        self.op(&format!("vector.load {}[{at}] {{alignment = 16 : i64}} : {}, vector<4xf32>", from.name, from.ty))
+        let (at, ty) = (at.join(", "), from.piece_type());
+        self.op(&format!("vector.load {}[{at}] {{alignment = 16 : i64}} : {}, {ty}", from.name, from.ty))
     }
 
     pub fn store_wide(&mut self, value: &str, to: &Buffer, at: &[&str]) {
-        let at = at.join(", ");
-        self.line(&format!(
-            "vector.store {value}, {}[{at}] {{alignment = 16 : i64}} : {}, vector<4xf32>",
-            to.name, to.ty
-        ));
+        let (at, ty) = (at.join(", "), to.piece_type());
+        self.line(&format!("vector.store {value}, {}[{at}] {{alignment = 16 : i64}} : {}, {ty}", to.name, to.ty));
     }
 
     pub fn elements(&mut self, vector: &str) -> Vec<String> {
-        (0..WIDE).map(|i| self.op(&format!("vector.extract {vector}[{i}] : f32 from vector<4xf32>"))).collect()
+        self.elements_of(vector, WIDE)
+    }
+
+    fn elements_of(&mut self, vector: &str, count: usize) -> Vec<String> {
+        (0..count).map(|i| self.op(&format!("vector.extract {vector}[{i}] : f32 from vector<{count}xf32>"))).collect()
     }
 
     pub fn vector(&mut self, elements: &[String]) -> String {
-        self.op(&format!("vector.from_elements {} : vector<4xf32>", elements.join(", ")))
+        self.op(&format!("vector.from_elements {} : vector<{}xf32>", elements.join(", "), elements.len()))
     }
 
-    /// One element or four neighbours.
+    /// One element, or two or four neighbours from an address that is a multiple of their bytes.
     pub fn load_group(&mut self, from: &Buffer, at: &[&str], count: usize) -> Vec<String> {
         if count == 1 {
             return vec![self.load(from, at)];
         }
-        let vector = self.load_wide(from, at);
-        self.elements(&vector)
+        let (at, bytes) = (at.join(", "), 4 * count);
+        let access = format!("{}[{at}] {{alignment = {bytes} : i64}} : {}", from.name, from.ty);
+        let vector = self.op(&format!("vector.load {access}, vector<{count}xf32>"));
+        self.elements_of(&vector, count)
     }
 
     pub fn store_group(&mut self, values: &[String], to: &Buffer, at: &[&str]) {
@@ -297,7 +321,9 @@ impl Code {
             return self.store(value, to, at);
         }
         let vector = self.vector(values);
-        self.store_wide(&vector, to, at);
+        let (at, count) = (at.join(", "), values.len());
+        let access = format!("{}[{at}] {{alignment = {} : i64}} : {}", to.name, 4 * count, to.ty);
+        self.line(&format!("vector.store {vector}, {access}, vector<{count}xf32>"));
     }
 
     /// A u32 element as an index.
@@ -305,6 +331,54 @@ impl Code {
         assert_eq!(from.element, "i32", "tokens are 32-bit numbers");
         let value = self.load(from, at);
         self.op(&format!("arith.index_castui {value} : i32 to index"))
+    }
+}
+
+/// Tensor cores.
+impl Code {
+    /// A `vector<4xf32>` rounded to tf32: to nearest, ties away from zero.
+    pub fn rounded_to_tf32(&mut self, vector: &str) -> String {
+        let elements = self.elements(vector);
+        let round = |element: &String| {
+            let bits = self.op(&format!("llvm.call_intrinsic \"llvm.nvvm.f2tf32.rna\"({element}) : (f32) -> i32"));
+            self.op(&format!("arith.bitcast {bits} : i32 to f32"))
+        };
+        let rounded: Vec<_> = elements.iter().map(round).collect();
+        self.vector(&rounded)
+    }
+
+    /// D = A B + C, 16x8 of 8 tf32: four, two and four registers of a lane; gives the four of D.
+    pub fn mma_tf32(&mut self, a: &[String], b: &[String], c: &[String]) -> Vec<String> {
+        let operands = [a, b, c].concat().join(", ");
+        let types = "i32, i32, i32, i32, i32, i32, f32, f32, f32, f32";
+        self.four("llvm.nvvm.mma.m16n8k8.row.col.tf32", &operands, types, "f32")
+    }
+
+    /// A lane's part of four 8x8 matrices of 16-bit elements in shared memory; each lane gives where one row starts, at a multiple of
+    /// 16 bytes.
+    pub fn ldmatrix(&mut self, from: &Buffer, at: &[&str]) -> Vec<String> {
+        let pointer = self.pointer(from, at);
+        self.four("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16", &pointer, "!llvm.ptr<3>", "i32")
+    }
+
+    /// The address of an element in shared memory.
+    fn pointer(&mut self, of: &Buffer, at: &[&str]) -> String {
+        let mut offset = at[0].to_string();
+        for (index, size) in at[1..].iter().zip(&of.shape[1..]) {
+            offset = self.times_plus(&offset, *size, index);
+        }
+        let cast = format!("memref.extract_aligned_pointer_as_index {} : {} -> index", of.name, of.ty);
+        let start = self.op(&cast);
+        let address = self.times_plus(&offset, 16 / of.piece(), &start);
+        let address = self.op(&format!("arith.index_cast {address} : index to i64"));
+        self.op(&format!("llvm.inttoptr {address} : i64 to !llvm.ptr<3>"))
+    }
+
+    /// An intrinsic with four results of one type.
+    fn four(&mut self, intrinsic: &str, operands: &str, types: &str, result: &str) -> Vec<String> {
+        let structure = format!("!llvm.struct<({result}, {result}, {result}, {result})>");
+        let all = self.op(&format!("llvm.call_intrinsic \"{intrinsic}\"({operands}) : ({types}) -> {structure}"));
+        (0..4).map(|i| self.op(&format!("llvm.extractvalue {all}[{i}] : {structure}"))).collect()
     }
 }
 

@@ -5,6 +5,7 @@
 //! - before each load and store stands a call that checks the access: `emu_read`, `emu_write`, and those of shared memory;
 //! - what a GPU does between threads becomes a call of the emulator: barriers, exchanges in a warp, votes. Each gets a number of its
 //!   own, so that threads that wait at different places are told apart;
+//! - so do products on tensor cores and what loads and rounds for them;
 //! - so do the registers with the numbers of thread and block;
 //! - each kernel gets an entry `emu.<name>` that takes one pointer to its operands' pointers.
 //!
@@ -14,7 +15,7 @@ use std::fmt::Write;
 
 /// The NVVM intrinsics that kernels use, and what the emulator calls them. Those that meet other threads get the number of
 /// their place as a last argument.
-const CALLS: [(&str, &str, &str, bool); 7] = [
+const CALLS: [(&str, &str, &str, bool); 8] = [
     ("read.ptx.sreg.tid.x", "emu_thread", "i32 ()", false),
     ("read.ptx.sreg.ctaid.x", "emu_block_x", "i32 ()", false),
     ("read.ptx.sreg.ctaid.y", "emu_block_y", "i32 ()", false),
@@ -22,7 +23,19 @@ const CALLS: [(&str, &str, &str, bool); 7] = [
     ("barrier.cta.sync.aligned.all", "emu_barrier", "void (i32, i32)", true),
     ("shfl.sync.bfly.f32", "emu_exchange", "float (i32, float, i32, i32, i32)", true),
     ("vote.ballot.sync", "emu_ballot", "i32 (i32, i1, i32)", true),
+    ("f2tf32.rna", "emu_tf32", "i32 (float)", false),
 ];
+
+/// Instructions of a whole warp with four results, as above with the types of arguments and of a result: a function of its own
+/// passes both in memory, since how a structure is returned is nobody's promise.
+const WARP_CALLS: [(&str, &str, &[&str], &str); 4] = [
+    ("mma.m16n8k8.row.col.tf32", "emu_mma_tf32", &MMA, "float"),
+    ("mma.m16n8k16.row.col.bf16", "emu_mma_bf16", &MMA, "float"),
+    ("ldmatrix.sync.aligned.m8n8.x4.b16.p3", "emu_ldmatrix", &["ptr addrspace(3)"], "i32"),
+    ("ldmatrix.sync.aligned.m8n8.x4.trans.b16.p3", "emu_ldmatrix_trans", &["ptr addrspace(3)"], "i32"),
+];
+/// Registers of A, B and C.
+const MMA: [&str; 10] = ["i32", "i32", "i32", "i32", "i32", "i32", "float", "float", "float", "float"];
 
 /// LLVM IR for this CPU.
 ///
@@ -60,7 +73,28 @@ pub fn for_emulator(device: &str) -> Result<String, String> {
         let (result, parameters) = ty.split_once(' ').expect("a result and parameters");
         let _ = writeln!(text, "declare {result} @{name}{parameters}");
     }
+    WARP_CALLS.iter().for_each(|(_, name, arguments, result)| text += &through_memory(name, arguments, result));
     Ok(text + &entries.concat())
+}
+
+/// `@call.<name>`, which passes arguments and four results of [`WARP_CALLS`] in memory.
+fn through_memory(name: &str, arguments: &[&str], result: &str) -> String {
+    let structure = format!("{{ {result}, {result}, {result}, {result} }}");
+    let parameters: Vec<_> = arguments.iter().enumerate().map(|(i, ty)| format!("{ty} %a{i}")).collect();
+    let mut text = format!("declare void @{name}(ptr, ptr, i32)\n");
+    let _ = writeln!(text, "define internal {structure} @call.{name}({}, i32 %place) {{", parameters.join(", "));
+    text += "  %given = alloca [10 x i32], align 16\n  %got = alloca [4 x i32], align 16\n";
+    for (i, parameter) in parameters.iter().enumerate() {
+        let _ = writeln!(text, "  %g{i} = getelementptr i32, ptr %given, i64 {i}\n  store {parameter}, ptr %g{i}");
+    }
+    let _ = writeln!(text, "  call void @{name}(ptr %given, ptr %got, i32 %place)");
+    let mut so_far = String::from("poison");
+    for i in 0..4 {
+        let _ = writeln!(text, "  %p{i} = getelementptr i32, ptr %got, i64 {i}\n  %r{i} = load {result}, ptr %p{i}");
+        let _ = writeln!(text, "  %s{i} = insertvalue {structure} {so_far}, {result} %r{i}, {i}");
+        so_far = format!("%s{i}");
+    }
+    text + &format!("  ret {structure} {so_far}\n}}\n")
 }
 
 /// The call that checks a load or store; none for other lines.
@@ -102,7 +136,9 @@ fn call(line: &str, places: &mut u32) -> Result<String, String> {
     let unknown = || format!("the emulator does not know `{}`", line.trim());
     let (before, call) = line.split_once("@llvm.nvvm.").ok_or_else(unknown)?;
     let (intrinsic, rest) = call.split_once('(').ok_or_else(unknown)?;
-    let &(_, name, _, meets) = CALLS.iter().find(|c| c.0 == intrinsic).ok_or_else(unknown)?;
+    let one = CALLS.iter().find(|c| c.0 == intrinsic).map(|c| (c.1.to_owned(), c.3));
+    let of_warp = || WARP_CALLS.iter().find(|c| c.0 == intrinsic).map(|c| (format!("call.{}", c.1), true));
+    let (name, meets) = one.or_else(of_warp).ok_or_else(unknown)?;
     // Attributes are of the intrinsic.
     let end = rest.rfind(')').ok_or_else(unknown)?;
     let mut arguments = rest[..end].to_string();

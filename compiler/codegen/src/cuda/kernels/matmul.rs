@@ -1,14 +1,18 @@
-//! Matrix products with their epilogue, in f32 on the ordinary cores.
+//! Matrix products with their epilogue.
 //!
-//! The rule for sums is the CPU's: a block of k at a time, each from zero in fused multiply-adds ascending in k, then added to the
-//! accumulator (or to zero). Equal operands give equal bits on every target.
+//! In f32, on ordinary cores, the rule for sums is the CPU's: a block of k at a time, each from zero in fused multiply-adds ascending in k,
+//! then added to the accumulator (or to zero). Equal operands give equal bits on every target.
+//!
+//! On tensor cores a block of k is summed from zero, too, in the order that the hardware takes. So a fused update still has the
+//! bits of its parts.
 
-use super::matmul_tiles::{Block, Sums};
+use super::matmul_sums::{Sums, product};
 use super::sink::SinkBuffers;
+use super::{matmul_tensor, matmul_tiles};
 use crate::cuda::DeviceKernel;
-use crate::cuda::code::{Buffer, Code, Operands, WIDE};
+use crate::cuda::code::{Buffer, Code, Operands};
 use crate::kernels::math;
-use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul};
+use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Products};
 
 pub fn write(kernel: &Kernel) -> DeviceKernel {
     let KernelOp::MatMul(matmul) = &kernel.op else { unreachable!("dispatched on the operation") };
@@ -18,13 +22,25 @@ pub fn write(kernel: &Kernel) -> DeviceKernel {
     let a = operands.f32("a", &if matmul.form == Form::TN { [k, m] } else { [m, k] });
     let b = operands.f32("b", &if matmul.form == Form::NT { [n, k] } else { [k, n] });
     let end = End::new(&mut operands, matmul);
-    let block = Block::new(matmul, &tiles);
     let mut device = DeviceKernel::new(kernel);
     // Blocks that run at the same time share rows of A: x goes along the columns.
-    let grid = [n.div_ceil(block.columns), m.div_ceil(block.rows), 1];
-    device.launch(grid, block.threads(), &operands, |code| {
+    let grid = [n.div_ceil(tiles.nc.into()), m.div_ceil(tiles.mc.into()), 1];
+    let threads = match kernel.products {
+        Products::F32 => matmul_tiles::threads(&tiles),
+        Products::Tf32 => matmul_tensor::threads(&tiles),
+    };
+    device.launch(grid, threads, &operands, |code| {
         end.prepare(code);
-        block.product(code, [&a, &b], &end);
+        match kernel.products {
+            Products::F32 => {
+                let block = matmul_tiles::Block::new(code, matmul, &tiles, [&a, &b]);
+                product(code, &block, &end);
+            }
+            Products::Tf32 => {
+                let block = matmul_tensor::Block::new(code, matmul, &tiles, [&a, &b]);
+                product(code, &block, &end);
+            }
+        }
     });
     device
 }
@@ -122,9 +138,4 @@ fn element(code: &mut Code, epilogue: Epilogue, sum: &str, [bias, full]: [&str; 
             vec![code.add(&product, &other)]
         }
     }
-}
-
-/// Elements that are written at once: neighbours in a row.
-pub fn group(n: u64) -> usize {
-    if n.is_multiple_of(WIDE as u64) { WIDE } else { 1 }
 }
