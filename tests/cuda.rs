@@ -1,6 +1,6 @@
 //! Bundles for GPUs: what is compiled, what assembles, what is refused.
 
-use crate::harness::{Project, paceline};
+use crate::harness::Project;
 use codegen::cuda::Generator;
 use std::path::{Path, PathBuf};
 use std::process::Command;
