@@ -3,7 +3,7 @@
 use crate::toy::{self, Schedule, toy};
 use artifact::bundle::{Bundle, BundleError, CHECKSUMS, MANIFEST};
 use artifact::ids::StageId;
-use artifact::program::Image;
+use artifact::program::{Image, Launch};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -233,4 +233,50 @@ fn a_bundle_for_another_cpu_is_refused() {
         "{text}"
     );
     assert_eq!(error.exit_status(), 3);
+}
+
+/// The toy's bundle as one for a GPU: a launch for each kernel, in PTX.
+fn on_a_gpu() -> Bundle {
+    let mut bundle = bundle();
+    bundle.manifest.cpu = "cuda:sm_80".into();
+    for (i, kernel) in bundle.manifest.kernels.iter_mut().enumerate() {
+        kernel.launches = vec![Launch { entry: format!("k{i}"), grid: [3, 2, 1], threads: 64 }];
+    }
+    for image in &mut bundle.images {
+        image.code = b".version 7.0\n".to_vec();
+        for (kernel, start) in &mut image.exports {
+            *start = image.code.len() as u64;
+            image.code.extend(format!(".visible .entry k{kernel}(\n)\n").bytes());
+        }
+    }
+    bundle
+}
+
+/// What is wrong with the bundle for a GPU after a change of it.
+fn damaged(change: impl FnOnce(&mut Bundle)) -> String {
+    let mut bundle = on_a_gpu();
+    change(&mut bundle);
+    artifact::structure::check(&bundle).expect_err("it is damaged").to_string()
+}
+
+#[test]
+fn launches_that_no_gpu_takes_are_found() {
+    assert_eq!(artifact::structure::check(&on_a_gpu()).map_err(|e| e.to_string()), Ok(()));
+    let launch = |change: fn(&mut Launch)| damaged(|b| change(&mut b.manifest.kernels[1].launches[0]));
+    let cases = [
+        (launch(|l| l.threads = 0), "in blocks of 0 threads"),
+        (launch(|l| l.threads = 48), "in blocks of 48 threads"),
+        (launch(|l| l.threads = 1056), "in blocks of 1056 threads"),
+        (launch(|l| l.grid[1] = 0), "over 3 x 0 x 1 blocks"),
+        (launch(|l| l.grid[2] = 65_536), "over 3 x 2 x 65536 blocks"),
+        (launch(|l| l.entry = "k".into()), "launches `k`, which its code does not have"),
+        // Another kernel's function.
+        (launch(|l| l.entry = "k2".into()), "launches `k2`, which its code does not have"),
+        (damaged(|b| b.manifest.kernels[1].launches.clear()), "launches nothing, and the images are for cuda:sm_80"),
+        (damaged(|b| b.manifest.cpu = "x86-64-v3".into()), "launches functions of a GPU, and the images are for x86"),
+        (damaged(|b| b.manifest.cpu = "cuda-emulated".into()), "launches `k"),
+    ];
+    for (found, expected) in cases {
+        assert!(found.contains(expected), "{found}");
+    }
 }

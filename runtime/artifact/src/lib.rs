@@ -5,6 +5,7 @@ pub mod bf16;
 pub mod bundle;
 pub mod cpu;
 pub mod ids;
+mod launches;
 pub mod optimizer;
 pub mod program;
 pub mod stream;

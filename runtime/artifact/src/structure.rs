@@ -14,11 +14,13 @@
 //! 5. *Owners*: no two lasting buffers of a rank (weights, optimizer state, accumulators, hyper-parameters, version words,
 //!    transfer rings) share a byte, and a kernel argument lies inside one of them or outside all.
 //! 6. *Calls*: a kernel exists in the stage's image, and gets the arguments and the scratch that it takes.
-//! 7. *Images*: exports are known kernels, ascending, and start inside the code.
-//! 8. *Names*: parameter names are unique over all stages. There is a group, and each parameter is in one that exists.
+//! 7. *Images*: exports are known kernels, ascending, and start inside the code; on a GPU each has the functions that its kernel launches.
+//! 8. *Launches*: kernels of a GPU launch something, those of a CPU nothing; blocks are whole warps of at most 1024 threads, grids not empty.
+//! 9. *Names*: parameter names are unique over all stages. There is a group, and each parameter is in one that exists.
 
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
+use crate::launches;
 use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Place, Stage};
 use crate::stream::Policy;
 use std::collections::HashSet;
@@ -50,6 +52,7 @@ pub fn check(bundle: &Bundle) -> Result<(), BundleError> {
     for image in &bundle.images {
         let wrong = |what: String| BundleError::Structure { file: image_name(image.stage), what };
         exports(&bundle.manifest, &image.code, &image.exports).map_err(wrong)?;
+        launches::entries(&bundle.manifest, image).map_err(wrong)?;
     }
     let what = |what| BundleError::Structure { file: MANIFEST.into(), what };
     if bundle.images.len() != bundle.manifest.stages.len() {
@@ -62,7 +65,7 @@ pub fn check(bundle: &Bundle) -> Result<(), BundleError> {
     Ok(())
 }
 
-/// Invariants 1 to 6 and 8, as far as they don't concern the images.
+/// Invariants 1 to 6, 8 and 9, as far as they don't concern the images.
 ///
 /// # Errors
 /// The first one that is broken.
@@ -80,6 +83,7 @@ pub fn manifest(m: &Manifest) -> Check {
             arguments(m, call).map_err(name)?;
         }
     }
+    launches::shapes(m)?;
     links(m)?;
     names(m)?;
     (0..m.memory.len()).try_for_each(|rank| owners(m, RankId(rank as u32)))
