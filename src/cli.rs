@@ -244,6 +244,9 @@ pub struct Run {
     /// Save the weights at the end (safetensors)
     #[arg(long, value_name = "FILE")]
     pub save: Option<PathBuf>,
+    /// On devices: end the run when a rank makes no progress for so long, and say what it waited for
+    #[arg(long = "deadline", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub deadline_s: u64,
     /// Start from these weights instead of fresh ones (safetensors; any partition)
     #[arg(long, value_name = "FILE")]
     pub load: Option<PathBuf>,

@@ -3,6 +3,7 @@
 mod commands;
 #[cfg(feature = "codegen")]
 mod cuda;
+mod devices;
 mod exchange;
 mod field;
 mod golden;

@@ -1,5 +1,6 @@
 //! What the ranks of a run share besides transfers: where the segment ends, and whether one of them failed.
 
+use crate::error::RunError;
 use crate::transport::local::Links;
 use artifact::ids::RankId;
 use artifact::stream::Op;
@@ -61,7 +62,11 @@ pub struct Control<'a> {
     step: u64,
     stop: &'a StopFlag,
     failure: Mutex<Option<Failure>>,
+    /// What ranks waited for in vain, as sentences.
+    waits: Mutex<Vec<(RankId, String)>>,
     failed: AtomicBool,
+    /// Micro-batches that a rank on a device has begun, over all ranks: the limit doesn't go below.
+    begun: Mutex<u64>,
     links: &'a Links,
 }
 
@@ -69,7 +74,8 @@ impl<'a> Control<'a> {
     /// A segment of `limit` micro-batches that may end at each multiple of `step`.
     pub fn new(limit: u64, step: u64, stop: &'a StopFlag, links: &'a Links) -> Self {
         let (failure, failed) = (Mutex::new(None), AtomicBool::new(false));
-        Control { limit: AtomicU64::new(limit), step, stop, failure, failed, links }
+        let (limit, begun, waits) = (AtomicU64::new(limit), Mutex::new(0), Mutex::default());
+        Control { limit, step, stop, failure, waits, failed, begun, links }
     }
 
     /// Micro-batches of the segment.
@@ -91,6 +97,34 @@ impl<'a> Control<'a> {
         }
     }
 
+    /// Called by a rank that runs ahead of its device before it takes an instruction: whether the segment has it. No rank has taken anything past
+    /// what all have begun, so a stop may end the segment there.
+    pub fn begins(&self, op: Op, at: u64) -> bool {
+        if op == Op::U {
+            return !self.skips(op, at);
+        }
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        if at < *begun {
+            return at < self.limit();
+        }
+        let border = begun.next_multiple_of(self.step);
+        if self.stop.requested() && border < self.limit() {
+            self.limit.store(border, Ordering::Release);
+        }
+        let has = at < self.limit();
+        if has {
+            *begun = at + 1;
+        }
+        has
+    }
+
+    /// Records what a rank waited for in vain, and ends every wait.
+    pub fn waited(&self, rank: RankId, sentence: String) {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner).push((rank, sentence));
+        self.failed.store(true, Ordering::Release);
+        self.wake();
+    }
+
     /// Records a failure (the first one counts) and ends every wait.
     pub fn fail(&self, failure: Failure) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
@@ -102,8 +136,15 @@ impl<'a> Control<'a> {
         self.failed.load(Ordering::Acquire)
     }
 
-    pub fn into_failure(self) -> Option<Failure> {
-        self.failure.into_inner().unwrap_or_else(PoisonError::into_inner)
+    /// Why the run failed, if it did.
+    pub fn into_error(self) -> Option<RunError> {
+        let failure = self.failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Some(Failure { rank, action, cause }) = failure {
+            return Some(RunError::Rank { rank, action, cause });
+        }
+        let waits = self.waits.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let sentences: Vec<String> = waits.into_iter().map(|(_, sentence)| sentence).collect();
+        (!sentences.is_empty()).then(|| RunError::Waited(sentences.join("; ")))
     }
 
     fn wake(&self) {

@@ -35,6 +35,9 @@ pub enum RunError {
     Weights { path: PathBuf, what: String },
     #[error("rank {rank} failed in {action}, and the others were stopped: {cause}")]
     Rank { rank: RankId, action: String, cause: String },
+    /// Sentences: what each rank waited for.
+    #[error("{0}; the run was stopped")]
+    Waited(String),
     #[error(
         "the loss of update {update} is {loss}: training diverged; a lower learning rate or a longer warm-up may help"
     )]

@@ -7,6 +7,8 @@
 
 use crate::control::{Control, GivenUp};
 use crate::data::Batches;
+use crate::device::engine::Enqueuer;
+use crate::device::order::Side;
 use crate::hyper::{self, Terms};
 use crate::rank::{Kind, Rank};
 use crate::versions::{self, Slots};
@@ -21,6 +23,8 @@ use std::time::Instant;
 pub struct Report {
     /// Counted from the run's start.
     pub update: u64,
+    /// Counted from the segment's start.
+    pub of_segment: u64,
     /// The last stage: sum of the losses of the update's micro-batches, in their order.
     pub loss: Option<f64>,
     /// Largest drift that the stage has seen so far.
@@ -42,6 +46,26 @@ pub struct Shared<'a> {
     pub manifest: &'a Manifest,
     pub control: &'a Control<'a>,
     pub batches: Batches<'a>,
+}
+
+impl Worker<'_, Enqueuer<'_>> {
+    /// Enqueues transfers whose slots were handed over.
+    ///
+    /// # Errors
+    /// [`GivenUp`] when the run has failed.
+    pub fn exchange(&mut self, sides: &[Side]) -> Result<(), GivenUp> {
+        self.engine.exchange(self.rank, sides)
+    }
+
+    /// Waits for the device. The sum of an evaluation's losses.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn end_of_segment(&mut self) -> Result<f64, GivenUp> {
+        let sum = self.engine.finish();
+        self.rank.wait_ns += self.engine.wait_ns;
+        sum
+    }
 }
 
 /// Which transfers of a stage.
@@ -66,6 +90,16 @@ impl Ring {
 
     pub fn sends(self) -> bool {
         matches!(self, Ring::SendF | Ring::SendB)
+    }
+
+    /// As the plan prints the instruction.
+    pub fn name(self) -> &'static str {
+        match self {
+            Ring::RecvF => "RECV_F",
+            Ring::SendF => "SEND_F",
+            Ring::RecvB => "RECV_B",
+            Ring::SendB => "SEND_B",
+        }
     }
 }
 
@@ -161,6 +195,22 @@ impl<'a, E: Engine> Worker<'a, E> {
             Op::W(a) => self.weight_gradient(local, a, at),
             Op::U => self.update(local, at),
         }
+    }
+
+    /// Executes one instruction of an evaluation on a device, whose losses come later.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn evaluation(&mut self, op: Op, stage: StageId, mb: u64) -> Result<(), GivenUp> {
+        if op != Op::F {
+            return self.instruction(op, stage, mb);
+        }
+        self.doing.set(Some(Doing { op, stage, at: mb }));
+        let local = self.local(stage);
+        if self.evaluate_forward(local, mb)? {
+            self.loss(local, mb)?;
+        }
+        Ok(())
     }
 
     /// Runs the forward passes of `count` micro-batches and nothing else. The pipeline must be drained.
@@ -301,6 +351,7 @@ impl<'a, E: Engine> Worker<'a, E> {
         }
         let report = Report {
             update: self.updates_before + update,
+            of_segment: update,
             loss: stage.io.loss.map(|_| self.update_loss(local, update)),
             drift_max: self.rank.stages[local].drift_max,
             at: Instant::now(),

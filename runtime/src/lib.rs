@@ -1,4 +1,4 @@
-//! Runs compiled pipelines on this machine's CPU cores: a thread per rank, one allocation per rank, one loop over the
+//! Runs compiled pipelines on this machine's CPU cores or devices: a thread per rank, one allocation per rank, one loop over the
 //! instructions.
 //!
 //! [`run()`] takes a [`artifact::bundle::Bundle`], [`RunOptions`] and the [`Inputs`] read for them, tells an [`Observer`] what happens, and gives a [`Summary`].
@@ -11,6 +11,7 @@ mod collect;
 mod control;
 pub mod cpu;
 pub mod data;
+pub mod device;
 pub mod draw;
 mod error;
 mod executor;
@@ -34,4 +35,4 @@ pub use control::StopFlag;
 pub use error::RunError;
 pub use map::{KernelFn, Kernels};
 pub use observe::{Observer, Summary};
-pub use run::{Inputs, RunOptions, run, run_with_kernels};
+pub use run::{Inputs, RunOptions, run, run_on, run_with_kernels};

@@ -1,5 +1,6 @@
 //! What a run tells while it goes on, and at its end.
 
+use crate::device::pipeline::Usage;
 use serde::Serialize;
 use std::io;
 
@@ -104,6 +105,9 @@ pub struct Summary {
     pub stopped: bool,
     pub ranks: Vec<RankSummary>,
     pub stages: Vec<StageSummary>,
+    /// How the ranks' devices were driven; none where threads call kernels.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub devices: Option<Usage>,
 }
 
 /// Takes a run's records. An error ends the run.

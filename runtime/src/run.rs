@@ -3,12 +3,14 @@
 use crate::collect::Collector;
 use crate::control::StopFlag;
 use crate::data::{Batches, Data};
+use crate::device::emulated::{Emulation, World};
+use crate::device::pipeline::{DeviceOptions, Devices, Machine};
 use crate::error::RunError;
 use crate::map::Kernels;
 use crate::observe::{EvaluationRecord, Observer, RankSummary, StageSummary, StageTimes, Started, Summary};
 use crate::rank::{Kind, Rank};
 use crate::replay;
-use crate::segment::{Pipeline, cores};
+use crate::segment::{Pipeline, Place, cores};
 use crate::weights::{self, Weights};
 use crate::{cpu, init};
 use artifact::bf16;
@@ -16,6 +18,7 @@ use artifact::bundle::{Bundle, check_manifest};
 use artifact::ids::RankId;
 use artifact::program::Manifest;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
@@ -41,6 +44,8 @@ pub struct RunOptions {
     pub save: Option<PathBuf>,
     /// Raised by Ctrl-C, say.
     pub stop: StopFlag,
+    /// Where the kernels run on devices.
+    pub device: DeviceOptions,
 }
 
 /// What a run reads before it begins: everything about a request that can be wrong without the machine code.
@@ -79,7 +84,19 @@ pub fn run(
     cpu::check(&bundle.manifest.cpu)?;
     bundle.check()?;
     let kernels = Kernels::map(bundle)?;
-    execute(&bundle.manifest, &kernels, inputs, options, observer)
+    if bundle.manifest.cpu == cpu::EMULATED {
+        let emulation = Emulation { seed: options.seed, ..Emulation::default() };
+        let world = World::new(&bundle.manifest, Arc::new(kernels), emulation);
+        return execute(&bundle.manifest, On::Devices(&world), inputs, options, observer);
+    }
+    execute(&bundle.manifest, On::Threads(&kernels), inputs, options, observer)
+}
+
+/// Where the kernels run.
+#[derive(Clone, Copy)]
+enum On<'a> {
+    Threads(&'a Kernels),
+    Devices(&'a dyn Machine),
 }
 
 /// As [`run`], with kernels that are given instead of mapped, and inputs as the options say.
@@ -93,23 +110,42 @@ pub fn run_with_kernels(
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
     check_manifest(manifest)?;
-    execute(manifest, kernels, &Inputs::read(manifest, options)?, options, observer)
+    execute(manifest, On::Threads(kernels), &Inputs::read(manifest, options)?, options, observer)
+}
+
+/// As [`run_with_kernels`], on devices.
+///
+/// # Errors
+/// See [`RunError`].
+pub fn run_on(
+    manifest: &Manifest,
+    machine: &dyn Machine,
+    options: &RunOptions,
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
+    check_manifest(manifest)?;
+    execute(manifest, On::Devices(machine), &Inputs::read(manifest, options)?, options, observer)
 }
 
 fn execute(
     manifest: &Manifest,
-    kernels: &Kernels,
+    on: On<'_>,
     inputs: &Inputs,
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
     let ranks = ranks(manifest, options.seed, inputs.start.as_ref())?;
-    let pipeline = Pipeline::new(manifest, kernels, ranks, &options.stop);
+    let place = match on {
+        On::Threads(kernels) => Place::Threads(kernels),
+        On::Devices(machine) => Place::Devices(Devices::new(manifest, machine, &ranks, options.device)?),
+    };
+    let pipeline = Pipeline::new(manifest, place, ranks, &options.stop);
     let mut training = Training::new(pipeline, &inputs.data, options, observer);
     training.run()?;
     let summary = training.summary();
     let steps = inputs.start.as_ref().map_or(0, |w| w.step) + summary.updates;
     if let Some(path) = &options.save {
+        training.pipeline.fetch()?;
         weights::save(path, manifest, &training.pipeline.ranks, steps)?;
     }
     training.observer.finished(&summary).map_err(recording("the summary"))?;
@@ -244,6 +280,7 @@ impl<'a> Training<'a> {
             stopped: self.collector.done < self.options.updates,
             ranks: self.rank_summaries(&times, training_s),
             stages,
+            devices: self.pipeline.usage(),
         }
     }
 

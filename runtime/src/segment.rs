@@ -2,6 +2,7 @@
 
 use crate::control::{Control, Failure, GivenUp, StopFlag};
 use crate::data::Batches;
+use crate::device::pipeline::{Devices, Usage};
 use crate::error::RunError;
 use crate::executor::{Doing, Engine, Report, Shared, Worker};
 use crate::map::Kernels;
@@ -22,18 +23,45 @@ const SPINS: u32 = 2000;
 /// The pipeline between segments.
 pub struct Pipeline<'a> {
     pub manifest: &'a Manifest,
-    pub kernels: &'a Kernels,
     pub ranks: Vec<Rank>,
+    place: Place<'a>,
     links: Links,
     stop: &'a StopFlag,
     spins: u32,
 }
 
+/// Where the kernels run.
+pub enum Place<'a> {
+    /// On the ranks' threads.
+    Threads(&'a Kernels),
+    /// On devices, which have the ranks' weights.
+    Devices(Devices),
+}
+
 impl<'a> Pipeline<'a> {
-    pub fn new(manifest: &'a Manifest, kernels: &'a Kernels, ranks: Vec<Rank>, stop: &'a StopFlag) -> Self {
+    pub fn new(manifest: &'a Manifest, place: Place<'a>, ranks: Vec<Rank>, stop: &'a StopFlag) -> Self {
         let links = Links::new(&manifest.program.rings);
         let spins = if ranks.len() <= cores() { SPINS } else { 0 };
-        Pipeline { manifest, kernels, ranks, links, stop, spins }
+        Pipeline { manifest, ranks, place, links, stop, spins }
+    }
+
+    /// Makes the ranks' arenas hold the newest weights.
+    ///
+    /// # Errors
+    /// When a device does not give them.
+    pub fn fetch(&mut self) -> Result<(), RunError> {
+        match &mut self.place {
+            Place::Devices(devices) => devices.fetch(self.manifest, &mut self.ranks),
+            Place::Threads(_) => Ok(()),
+        }
+    }
+
+    /// Graphs and parts so far; none without devices.
+    pub fn usage(&self) -> Option<Usage> {
+        match &self.place {
+            Place::Devices(devices) => Some(devices.usage()),
+            Place::Threads(_) => None,
+        }
     }
 
     /// Trains for `updates` updates, or fewer when the run is asked to stop; gives the number made. `take` gets the
@@ -50,31 +78,36 @@ impl<'a> Pipeline<'a> {
     ) -> Result<u64, RunError> {
         let k = u64::from(self.manifest.program.accumulate);
         let control = Control::new(updates * k, k, self.stop, &self.links);
-        let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
+        let (manifest, links, spins) = (self.manifest, &self.links, self.spins);
         let (shared, running) = (Shared { manifest, control: &control, batches }, &control);
         let reports = &Reports::new(self.ranks.len());
-        let refused = thread::scope(|scope| {
-            for rank in &mut self.ranks {
-                scope.spawn(move || {
-                    // A failure is recorded in the control.
-                    let engine = || Threads::new(manifest, kernels, links, running, Some(reports), spins);
-                    let _ = guarded(shared, rank, engine, updates_before, |w| w.train(updates));
-                    reports.close();
-                });
-            }
-            let mut refused = None;
+        let mut refused = None;
+        let mut collect = || {
             while let Some(report) = reports.next() {
                 if refused.is_none()
                     && let Err(error) = take(report)
                 {
-                    control.fail(Failure { rank: RankId(0), action: String::new(), cause: error.to_string() });
+                    running.fail(Failure { rank: RankId(0), action: String::new(), cause: error.to_string() });
                     refused = Some(error);
                 }
             }
-            refused
-        });
+        };
+        match &mut self.place {
+            Place::Devices(devices) => devices.train(shared, &mut self.ranks, updates_before, reports, collect),
+            &mut Place::Threads(kernels) => thread::scope(|scope| {
+                for rank in &mut self.ranks {
+                    scope.spawn(move || {
+                        // A failure is recorded in the control.
+                        let engine = || Threads::new(manifest, kernels, links, running, Some(reports), spins);
+                        let _ = guarded(shared, rank, engine, updates_before, |w| w.train(updates));
+                        reports.close();
+                    });
+                }
+                collect();
+            }),
+        }
         let made = control.limit() / k;
-        self.end(refused, control.into_failure())?;
+        self.end(refused, control.into_error())?;
         Ok(made)
     }
 
@@ -84,30 +117,30 @@ impl<'a> Pipeline<'a> {
     /// A rank's failure.
     pub fn evaluate(&mut self, batches: Batches<'_>, count: u64) -> Result<Option<f64>, RunError> {
         let control = Control::new(count, 1, self.stop, &self.links);
-        let (manifest, kernels, links, spins) = (self.manifest, self.kernels, &self.links, self.spins);
+        let (manifest, links, spins) = (self.manifest, &self.links, self.spins);
         let (shared, running) = (Shared { manifest, control: &control, batches }, &control);
-        let loss: f64 = thread::scope(|scope| {
-            let engine = move || Threads::new(manifest, kernels, links, running, None, spins);
-            let evaluate = |rank| scope.spawn(move || guarded(shared, rank, engine, 0, move |w| w.evaluate(count)));
-            let threads: Vec<_> = self.ranks.iter_mut().map(evaluate).collect();
-            let losses = threads.into_iter().map(|t| t.join().expect("a rank's thread catches its panics"));
-            losses.map(|l| l.unwrap_or(0.0)).sum()
-        });
+        let loss: f64 = match &mut self.place {
+            Place::Devices(devices) => devices.evaluate(shared, &mut self.ranks),
+            &mut Place::Threads(kernels) => thread::scope(|scope| {
+                let engine = move || Threads::new(manifest, kernels, links, running, None, spins);
+                let evaluate = |rank| scope.spawn(move || guarded(shared, rank, engine, 0, move |w| w.evaluate(count)));
+                let threads: Vec<_> = self.ranks.iter_mut().map(evaluate).collect();
+                let losses = threads.into_iter().map(|t| t.join().expect("a rank's thread catches its panics"));
+                losses.map(|l| l.unwrap_or(0.0)).sum()
+            }),
+        };
         let whole = control.limit() == count;
-        self.end(None, control.into_failure())?;
+        self.end(None, control.into_error())?;
         let d = self.manifest.data;
         let tokens = count * u64::from(d.microbatch) * u64::from(d.context);
         Ok(whole.then(|| loss / tokens as f64))
     }
 
     /// After the ranks' threads are gone.
-    fn end(&mut self, refused: Option<RunError>, failure: Option<Failure>) -> Result<(), RunError> {
+    fn end(&mut self, refused: Option<RunError>, failure: Option<RunError>) -> Result<(), RunError> {
         let clean = self.links.reset();
-        if let Some(error) = refused {
+        if let Some(error) = refused.or(failure) {
             return Err(error);
-        }
-        if let Some(Failure { rank, action, cause }) = failure {
-            return Err(RunError::Rank { rank, action, cause });
         }
         assert!(clean, "a drained pipeline has sent nothing that was not received");
         Ok(())

@@ -2,6 +2,8 @@
 
 mod bundle;
 
+mod devices;
+
 mod files;
 
 mod memory;

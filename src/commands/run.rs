@@ -6,9 +6,11 @@ use crate::output;
 use crate::report::percent;
 use artifact::bundle::Bundle;
 use artifact::program::Manifest;
+use runtime::device::pipeline::DeviceOptions;
 use runtime::metrics::Metrics;
 use runtime::progress::Progress;
 use runtime::{Inputs, Observer, RunError, RunOptions, StopFlag, Summary};
+use std::time::Duration;
 
 pub fn run(args: &Run) -> Result<(), Failure> {
     let (bundle, inputs, mut options) = prepare(args)?;
@@ -87,6 +89,7 @@ fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
         load: args.load.clone(),
         save: args.save.clone(),
         stop: StopFlag::default(),
+        device: DeviceOptions { deadline: Duration::from_secs(args.deadline_s) },
     })
 }
 
@@ -125,6 +128,12 @@ fn closing(summary: &Summary) -> String {
         lines.push(
             "(more ranks than cores: the bubble is replayed from measured kernel times, not measured)".to_owned(),
         );
+    }
+    if let Some(d) = &summary.devices {
+        lines.push(format!(
+            "(times on devices are not measured; {} parts ran as {} graphs, {} command by command)",
+            d.launched, d.graphs, d.enqueued
+        ));
     }
     lines.push(String::new());
     if let (Some(first), Some(last)) = (summary.eval_loss_first, summary.eval_loss_last) {

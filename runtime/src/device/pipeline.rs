@@ -1,0 +1,260 @@
+//! The ranks' threads, each with its device.
+
+use crate::control::{Control, GivenUp};
+use crate::device::engine::{Attached, Enqueuer, Layout};
+use crate::device::order::{Order, Step};
+use crate::device::{Device, Fault, Room};
+use crate::error::RunError;
+use crate::executor::{Shared, Worker};
+use crate::rank::Rank;
+use crate::reports::Reports;
+use crate::segment::guarded;
+use artifact::ids::RankId;
+use artifact::program::{Manifest, Place};
+use artifact::stream::{Instr, Op, Program, Stream};
+use std::time::Duration;
+
+/// What a run on devices may choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// A rank without progress for so long ends the run.
+    pub deadline: Duration,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        DeviceOptions { deadline: Duration::from_secs(60) }
+    }
+}
+
+/// Gives every rank its device.
+pub trait Machine {
+    /// A device with an arena of zeros for the rank, and room for what else it needs.
+    ///
+    /// # Errors
+    /// One sentence: what is missing, and what would be enough.
+    fn device(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<Box<dyn Device>, RunError>;
+}
+
+/// The devices of a run's ranks.
+pub struct Devices {
+    attached: Vec<Attached>,
+    options: DeviceOptions,
+    /// The streams of an evaluation.
+    forward: Vec<Stream>,
+}
+
+/// Graphs and parts of a run, over all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Usage {
+    pub graphs: usize,
+    /// Parts of segments that ran as a graph, and those enqueued command by command.
+    pub launched: u64,
+    pub enqueued: u64,
+}
+
+impl Devices {
+    /// A device for each rank, with the weights that its arena holds.
+    ///
+    /// # Errors
+    /// When a rank can't have one.
+    pub fn new(
+        manifest: &Manifest,
+        machine: &dyn Machine,
+        ranks: &[Rank],
+        options: DeviceOptions,
+    ) -> Result<Devices, RunError> {
+        let attach = |rank: &Rank| {
+            let layout = Layout::new(manifest, rank.id);
+            let mut device = machine.device(manifest, rank.id, layout.room)?;
+            for place in written_at_start(manifest, rank.id) {
+                let sent = device.upload(place.at(0), rank.arena.view(&place, 0));
+                sent.map_err(|fault| failed(rank.id, "taking the weights", fault))?;
+            }
+            Ok(Attached::new(device, layout))
+        };
+        let attached = ranks.iter().map(attach).collect::<Result<_, RunError>>()?;
+        Ok(Devices { attached, options, forward: forward(&manifest.program) })
+    }
+
+    /// Runs a segment's training; returns when every rank has ended. Failures are recorded in the control.
+    pub fn train(
+        &mut self,
+        shared: Shared<'_>,
+        ranks: &mut [Rank],
+        updates_before: u64,
+        reports: &Reports,
+        meanwhile: impl FnOnce(),
+    ) {
+        let (manifest, control) = (shared.manifest, shared.control);
+        let engines = self.engines(shared, ranks, Some(reports));
+        std::thread::scope(|scope| {
+            for (rank, engine) in ranks.iter_mut().zip(engines) {
+                scope.spawn(move || {
+                    let (id, program) = (rank.id, &manifest.program);
+                    let _ = guarded(
+                        shared,
+                        rank,
+                        || engine,
+                        updates_before,
+                        |worker| {
+                            follow(worker, control, program, &program.streams, id, |worker, op, stage, at| {
+                                worker.instruction(op, stage, at)
+                            })
+                        },
+                    );
+                    reports.close();
+                });
+            }
+            meanwhile();
+        });
+    }
+
+    /// An engine for each rank. All are at work before the first one waits for another.
+    fn engines<'a>(
+        &'a mut self,
+        shared: Shared<'a>,
+        ranks: &[Rank],
+        reports: Option<&'a Reports>,
+    ) -> Vec<Enqueuer<'a>> {
+        let deadline = self.options.deadline;
+        let engine = |(rank, attached): (&Rank, &'a mut Attached)| {
+            Enqueuer::new(shared.manifest, rank.id, attached, shared.control, reports, deadline)
+        };
+        ranks.iter().zip(&mut self.attached).map(engine).collect()
+    }
+
+    /// Runs forward passes; the sum of their losses.
+    pub fn evaluate(&mut self, shared: Shared<'_>, ranks: &mut [Rank]) -> f64 {
+        let (manifest, control) = (shared.manifest, shared.control);
+        let forward = self.forward.clone();
+        let engines = self.engines(shared, ranks, None);
+        std::thread::scope(|scope| {
+            let begin = |(rank, engine): (_, _)| {
+                let (rank, forward): (&mut Rank, _) = (rank, &forward);
+                scope.spawn(move || {
+                    let (id, program) = (rank.id, &manifest.program);
+                    guarded(
+                        shared,
+                        rank,
+                        || engine,
+                        0,
+                        |worker| {
+                            follow(worker, control, program, forward, id, |worker, op, stage, at| {
+                                worker.evaluation(op, stage, at)
+                            })
+                        },
+                    )
+                })
+            };
+            let threads: Vec<_> = ranks.iter_mut().zip(engines).map(begin).collect();
+            let sums = threads.into_iter().map(|t| t.join().expect("a rank's thread catches its panics"));
+            sums.map(|sum| sum.unwrap_or(0.0)).sum()
+        })
+    }
+
+    /// Fetches the newest weights into the ranks' arenas.
+    ///
+    /// # Errors
+    /// When a device does not give them.
+    pub fn fetch(&mut self, manifest: &Manifest, ranks: &mut [Rank]) -> Result<(), RunError> {
+        for (rank, attached) in ranks.iter_mut().zip(&mut self.attached) {
+            let newest: Vec<(usize, u64)> = rank.stages.iter().map(|s| (s.index, s.version)).collect();
+            for (stage, version) in newest {
+                for param in &manifest.stages[stage].params {
+                    let out: &mut [u8] = rank.arena.view_mut(&param.weight, version);
+                    let got = attached.device.download(param.weight.at(version), out);
+                    got.map_err(|fault| failed(rank.id, "giving the weights back", fault))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.attached.iter().fold(Usage::default(), |sum, a| Usage {
+            graphs: sum.graphs + a.graphs(),
+            launched: sum.launched + a.launched,
+            enqueued: sum.enqueued + a.enqueued,
+        })
+    }
+}
+
+fn failed(rank: RankId, action: &str, fault: Fault) -> RunError {
+    let cause = match fault {
+        Fault::Device(cause) | Fault::Peer(_, cause) => cause,
+        Fault::Killed => "it was killed".into(),
+    };
+    RunError::Rank { rank, action: action.into(), cause }
+}
+
+/// The places of a rank that hold something when training starts: slot 0 of each.
+fn written_at_start(manifest: &Manifest, rank: RankId) -> Vec<Place> {
+    let mut places = Vec::new();
+    for stage in manifest.stages.iter().filter(|s| s.rank == rank) {
+        for param in &stage.params {
+            let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
+            places.push(param.weight);
+            places.extend(param.state.last().filter(|_| rule.reads_behind()));
+        }
+    }
+    places
+}
+
+/// The streams of an evaluation: a forward pass of each stage, again and again.
+fn forward(program: &Program) -> Vec<Stream> {
+    let mut streams =
+        vec![Stream { prologue: Vec::new(), period: Vec::new(), microbatches: 1, updates: 0 }; program.streams.len()];
+    for (stage, rank) in program.rank_of_stage.iter().enumerate() {
+        let ops = [
+            program.border_before(stage).map(|_| Op::RecvF),
+            Some(Op::F),
+            program.border_after(stage).map(|_| Op::SendF),
+        ];
+        let stage = artifact::ids::StageId(stage as u32);
+        let instructions = ops.into_iter().flatten().map(|op| Instr { op, stage, mb: 0 });
+        streams[rank.index()].period.extend(instructions);
+    }
+    streams
+}
+
+/// Takes a rank through its steps until all of the segment is done.
+fn follow<'w, 'e>(
+    worker: &mut Worker<'w, Enqueuer<'e>>,
+    control: &Control<'_>,
+    program: &Program,
+    streams: &[Stream],
+    id: RankId,
+    instruction: impl Fn(&mut Worker<'w, Enqueuer<'e>>, Op, artifact::ids::StageId, u64) -> Result<(), GivenUp>,
+) -> Result<f64, GivenUp> {
+    let mut order = Order::new(program, streams, id.index());
+    let per_repetition = u64::from(streams[id.index()].microbatches.max(1));
+    // Slots that were handed over and not exchanged; and whether all instructions have come.
+    let (mut open, mut over) = (0usize, false);
+    while let Some(step) = order.next() {
+        match step {
+            Step::Instruction(op, stage, at) => {
+                if !control.begins(op, at) {
+                    continue;
+                }
+                open += usize::from(matches!(op, Op::RecvF | Op::SendF | Op::RecvB | Op::SendB));
+                instruction(worker, op, stage, at)?;
+            }
+            Step::Exchange(mut sides) => {
+                sides.retain(|side| !control.skips(Op::F, side.mb));
+                if !sides.is_empty() {
+                    open -= sides.len();
+                    worker.exchange(&sides)?;
+                }
+            }
+            Step::Repetition(n) => {
+                worker.engine.submit()?;
+                over = n * per_repetition >= control.limit();
+            }
+        }
+        if over && open == 0 {
+            break;
+        }
+    }
+    worker.end_of_segment()
+}
