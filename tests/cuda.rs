@@ -13,7 +13,7 @@ optimizer = sgd { lr = 0.1 }
 ";
 
 #[test]
-fn a_bundle_for_a_gpu_is_made_verified_and_not_run() {
+fn a_bundle_for_a_gpu_is_made_and_verified_and_asks_for_a_driver() {
     let project = Project::new(SPEC);
     let said = project.output(&["compile", "spec.pace", "--target", "cuda:sm_90", "-o", "bundle"]);
     assert!(said.contains("cuda:sm_90"), "{said}");
@@ -23,8 +23,12 @@ fn a_bundle_for_a_gpu_is_made_verified_and_not_run() {
     assert_eq!(image.matches(".target sm_90").count(), 1, "one module a stage");
     assert!(image.contains(".visible .entry embed_2x8x16_v256("), "{image}");
     let (status, _, stderr) = project.outcome(&["run", "bundle", "--data", "spec.pace", "--updates", "1"]);
-    assert_eq!(status, Some(3), "{stderr}");
-    assert!(stderr.contains("compiled for `cuda:sm_90`") && stderr.contains("--target cpu"), "{stderr}");
+    // A machine with a suitable GPU trains.
+    if status != Some(0) {
+        assert_eq!(status, Some(3), "{stderr}");
+        let said = "compiled for `cuda:sm_90`, and this machine has no NVIDIA driver";
+        assert!(stderr.contains(said) && stderr.lines().count() == 1, "{stderr}");
+    }
 }
 
 #[test]

@@ -114,7 +114,8 @@ mod tests {
     #[test]
     fn an_update_is_complete_when_every_stage_has_made_it() {
         let mut c = Collector::new(2, 10);
-        let report = |update, loss, drift_max| Report { update, loss, drift_max, at: Instant::now() };
+        let report =
+            |update, loss, drift_max| Report { update, of_segment: update, loss, drift_max, at: Instant::now() };
         assert!(c.take(report(0, None, 2)).is_none());
         assert!(c.take(report(1, None, 3)).is_none());
         let first = c.take(report(0, Some(25.0), 0)).unwrap();

@@ -14,10 +14,9 @@ pub enum RunError {
     Bundle(#[from] artifact::bundle::BundleError),
     #[error("the bundle was compiled for `{wanted}`, which {lacks}; {}", compile_for(.here))]
     Cpu { wanted: String, lacks: String, here: Option<&'static str> },
-    #[error(
-        "the bundle was compiled for `{wanted}`, and this program does not run bundles on GPUs yet; compile it with `--target cpu` to train here"
-    )]
-    Gpu { wanted: String },
+    /// A driver, a GPU, NCCL, or memory that is missing.
+    #[error("{0}")]
+    Device(String),
     #[error("the emulator can't load the kernel `{kernel}`: {what}")]
     Emulator { kernel: String, what: String },
     #[error("rank {rank} needs {bytes} bytes of memory at once, and the system doesn't give them")]

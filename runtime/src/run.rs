@@ -3,6 +3,7 @@
 use crate::collect::Collector;
 use crate::control::StopFlag;
 use crate::data::{Batches, Data};
+use crate::device::cuda::Cuda;
 use crate::device::emulated::{Emulation, World};
 use crate::device::pipeline::{DeviceOptions, Devices, Machine};
 use crate::error::RunError;
@@ -81,8 +82,12 @@ pub fn run(
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    cpu::check(&bundle.manifest.cpu)?;
     bundle.check()?;
+    if cpu::is_gpu(&bundle.manifest.cpu) {
+        let gpus = Cuda::new(bundle, options.device.deadline)?;
+        return execute(&bundle.manifest, On::Devices(&gpus), inputs, options, observer);
+    }
+    cpu::check(&bundle.manifest.cpu)?;
     let kernels = Kernels::map(bundle)?;
     if bundle.manifest.cpu == cpu::EMULATED {
         let emulation = Emulation { seed: options.seed, ..Emulation::default() };

@@ -381,17 +381,17 @@ impl<'a> Enqueuer<'a> {
         self.part.number % PARTS_MAX * share + start
     }
 
-    /// What keeps the oldest part from going on.
+    /// What keeps the parts in flight from going on.
     fn waiting(&self) -> Waiting {
-        let Some(part) = self.flight.front() else { return Waiting::Nothing };
-        let (computed, exchanged) = self.marks(part.number);
-        match part.exchanges.get(exchanged as usize) {
-            Some(exchange) if exchange.after <= computed => Waiting::Peer(exchange.what.clone()),
-            _ => match part.computations.get(computed as usize) {
-                Some(computation) => Waiting::Itself(computation.clone()),
-                None => Waiting::Nothing,
-            },
+        for part in &self.flight {
+            let (computed, exchanged) = self.marks(part.number);
+            match (part.exchanges.get(exchanged as usize), part.computations.get(computed as usize)) {
+                (Some(exchange), _) if exchange.after <= computed => return Waiting::Peer(exchange.what.clone()),
+                (_, Some(computation)) => return Waiting::Itself(computation.clone()),
+                _ => {}
+            }
         }
+        Waiting::Nothing
     }
 
     fn time_out(&mut self) -> GivenUp {
@@ -441,6 +441,9 @@ impl<'a> Enqueuer<'a> {
 
 impl Drop for Enqueuer<'_> {
     fn drop(&mut self) {
+        if self.control.failed() {
+            self.attached.device.abort();
+        }
         self.attached.device.working(false);
     }
 }

@@ -9,6 +9,7 @@
 //! | [`order`] | in which order commands are enqueued, so that transfers that block each other can't deadlock |
 //! | [`engine`] | instructions to commands; events between the streams; parts in flight, deadlines, losses that come back |
 //! | [`pipeline`] | the ranks' threads |
+//! | [`cuda`] | GPUs |
 //! | [`emulated`] | devices that run commands in any order that the streams and events allow, and find what is missing |
 //!
 //! # Events
@@ -23,6 +24,7 @@
 //! [`GRAPHS_MAX`]; further parts are enqueued one by one. A graph ends when both of its streams have, so an event from before a
 //! graph needs no wait inside. That can't deadlock either: parts are stretches of the one order of all transfers.
 
+pub mod cuda;
 pub mod emulated;
 pub mod engine;
 pub mod order;

@@ -28,7 +28,7 @@ impl Default for DeviceOptions {
 }
 
 /// Gives every rank its device.
-pub trait Machine {
+pub trait Machine: Sync {
     /// A device with an arena of zeros for the rank, and room for what else it needs.
     ///
     /// # Errors
@@ -64,7 +64,7 @@ impl Devices {
         ranks: &[Rank],
         options: DeviceOptions,
     ) -> Result<Devices, RunError> {
-        let attach = |rank: &Rank| {
+        let attach = &|rank: &Rank| {
             let layout = Layout::new(manifest, rank.id);
             let mut device = machine.device(manifest, rank.id, layout.room)?;
             for place in written_at_start(manifest, rank.id) {
@@ -73,7 +73,12 @@ impl Devices {
             }
             Ok(Attached::new(device, layout))
         };
-        let attached = ranks.iter().map(attach).collect::<Result<_, RunError>>()?;
+        // All at once: a rank may have to meet the others before it has its device.
+        let attached: Vec<Result<Attached, RunError>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || attach(rank))).collect();
+            threads.into_iter().map(|t| t.join().expect("attaching a device doesn't panic")).collect()
+        });
+        let attached = attached.into_iter().collect::<Result<_, RunError>>()?;
         Ok(Devices { attached, options, forward: forward(&manifest.program) })
     }
 
@@ -177,6 +182,17 @@ impl Devices {
             launched: sum.launched + a.launched,
             enqueued: sum.enqueued + a.enqueued,
         })
+    }
+}
+
+impl Drop for Devices {
+    /// All at once: ranks may leave a transport together only.
+    fn drop(&mut self) {
+        std::thread::scope(|scope| {
+            self.attached.drain(..).for_each(|attached| {
+                scope.spawn(move || drop(attached));
+            });
+        });
     }
 }
 

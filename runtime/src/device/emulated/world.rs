@@ -231,9 +231,6 @@ impl Device for Emulated {
 
     fn happened(&mut self, event: usize) -> Result<bool, Fault> {
         let mut state = self.shared.lock();
-        if let Some(peer) = state.lost_peer(self.rank) {
-            return Err(Fault::Peer(RankId(peer as u32), format!("rank {peer} is gone")));
-        }
         let aborted = state.aborted;
         let device = state.alive(self.rank)?;
         if let Some(fault) = &device.fault {
@@ -243,7 +240,11 @@ impl Device for Emulated {
             return Err(Fault::Killed);
         }
         let event = &device.events[event];
-        Ok(event.happened >= event.enqueued)
+        let happened = event.happened >= event.enqueued;
+        match state.lost_peer(self.rank).filter(|_| !happened) {
+            Some(peer) => Err(Fault::Peer(RankId(peer as u32), format!("rank {peer} is gone"))),
+            None => Ok(happened),
+        }
     }
 
     fn mark(&self, word: usize) -> u32 {
