@@ -1,6 +1,6 @@
 # make demo   installs what is missing, builds, trains a small GPT on this project's own text
 # make test   the same, and runs every test
-.PHONY: help setup build demo test sweep bench bench-torch golden bless gpu-tools study-paci study-delay study-staleness
+.PHONY: help setup build demo test sweep bench bench-torch golden bless gpu-tools gpu-pack study-paci study-delay study-staleness
 
 SHELL := bash
 CARGO ?= cargo
@@ -58,6 +58,11 @@ gpu-tools: .gpu-tools/versions
 .gpu-tools/versions: scripts/gpu-tools.txt
 	$(PYTHON) -m pip install --quiet --upgrade --no-deps --require-hashes --target .gpu-tools -r scripts/gpu-tools.txt
 	cp scripts/gpu-tools.txt .gpu-tools/versions
+
+# make gpu-pack  makes target/gpu-pack: copy it to a machine with a GPU and run its gpu-check
+gpu-pack: build
+	$(CARGO) build --release --locked --no-default-features --target-dir $(TARGET)/no-llvm
+	scripts/gpu_pack.sh $(RELEASE) $(TARGET)/no-llvm/release/paceline $(TARGET)/gpu-pack
 
 # make bless  accepts changed snapshots; read them with git diff before committing
 bless: setup

@@ -41,6 +41,11 @@ pub enum Command {
         /// A code such as P0301
         code: String,
     },
+    /// Check a GPU with a pack of `make gpu-pack`: every kernel, and trainings against the CPU's losses
+    GpuCheck(GpuCheck),
+    /// Write what the emulator says that a bundle's kernels do: a part of a pack
+    #[command(hide = true)]
+    GpuExpect(GpuExpect),
     /// Generate device code for requests on standard input: `compile` starts this itself
     #[cfg(feature = "codegen")]
     #[command(hide = true)]
@@ -217,6 +222,24 @@ pub struct Export {
 pub struct BundleArg {
     /// Directory that `compile` made
     pub bundle: PathBuf,
+}
+
+#[derive(Args)]
+pub struct GpuCheck {
+    /// Folder of the pack
+    pub pack: PathBuf,
+    /// End when a rank makes no progress for so long
+    #[arg(long = "deadline", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub deadline_s: u64,
+}
+
+#[derive(Args)]
+pub struct GpuExpect {
+    /// Bundle for the emulator, on one rank
+    pub bundle: PathBuf,
+    /// File to write
+    #[arg(short, long)]
+    pub output: PathBuf,
 }
 
 #[derive(Args)]

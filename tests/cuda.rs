@@ -1,6 +1,6 @@
 //! Bundles for GPUs: what is compiled, what assembles, what is refused.
 
-use crate::harness::Project;
+use crate::harness::{Project, licence};
 use codegen::cuda::Generator;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -225,4 +225,56 @@ fn tf32_trains_close_to_f32() {
         assert!((device - cpu).abs() <= 1e-3 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
     }
     assert!(device.losses != cpu.losses, "the operands were rounded");
+}
+
+/// A pack without its programs, made by its script's commands.
+fn pack(chip: &str) -> Project {
+    let project = Project::new(SPEC);
+    let target = if chip == "emulated" { "cuda-emulated".into() } else { format!("cuda:{chip}") };
+    let compile = |folder: &str, ranks: &str| {
+        let folder = format!("pack/{folder}-{chip}");
+        project.output(&["compile", "spec.pace", "--target", &target, "-o", &folder, "--set", ranks]);
+    };
+    compile("kernels", "machine.ranks=1");
+    compile("train-two", "machine.ranks=2");
+    assert_eq!(project.train("spec.pace", 3, &[]).losses.len(), 3);
+    std::fs::rename(project.path("metrics.jsonl"), project.path("pack/losses-two.jsonl")).expect("metrics");
+    std::fs::copy(licence(), project.path("pack/text")).expect("a text");
+    project
+}
+
+/// The check that runs on a GPU, with the emulator in its place.
+#[test]
+fn a_pack_is_checked_and_what_is_wrong_in_it_is_found() {
+    let project = pack("emulated");
+    project.output(&["gpu-expect", "pack/kernels-emulated", "-o", "pack/expected"]);
+    let said = project.output(&["gpu-check", "pack"]);
+    assert!(said.contains("have the emulator's bits, 0 are wrong"), "{said}");
+    assert!(said.contains("fine   training two for emulated: 2 ranks, 3 updates"), "{said}");
+    assert!(said.ends_with("gpu-check: all as expected\n"), "{said}");
+
+    // One operand of one kernel, and one loss.
+    let mut expected = std::fs::read(project.path("pack/expected")).expect("written above");
+    let last = expected.len() - 2;
+    expected[last] ^= 0x40;
+    std::fs::write(project.path("pack/expected"), expected).expect("writable");
+    let losses = std::fs::read_to_string(project.path("pack/losses-two.jsonl")).expect("written above");
+    std::fs::write(project.path("pack/losses-two.jsonl"), losses.replacen("\"loss\":5", "\"loss\":6", 1))
+        .expect("writable");
+    let (status, said, _) = project.outcome(&["gpu-check", "pack"]);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("1 are wrong\n  WRONG  ") && said.contains("WRONG  training two"), "{said}");
+    assert!(said.ends_with("gpu-check: 2 wrong\n"), "{said}");
+}
+
+#[test]
+fn a_pack_on_a_machine_without_a_gpu_says_so() {
+    let project = pack("sm_90");
+    let (status, _, stderr) = project.outcome(&["gpu-check", "pack"]);
+    // A machine with a GPU misses the file of expectations.
+    let known = ["has no NVIDIA driver", "finds no GPU", "pack/expected"];
+    assert_eq!(status, Some(3), "{stderr}");
+    assert!(stderr.lines().count() == 1 && known.iter().any(|k| stderr.contains(k)), "{stderr}");
+    let (status, _, stderr) = project.outcome(&["gpu-check", "."]);
+    assert!(status == Some(3) && stderr.contains("is this a folder that `make gpu-pack` made?"), "{stderr}");
 }

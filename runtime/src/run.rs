@@ -83,18 +83,28 @@ pub fn run(
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
     bundle.check()?;
-    if cpu::is_gpu(&bundle.manifest.cpu) {
-        let gpus = Cuda::new(bundle, options.device.deadline)?;
-        return execute(&bundle.manifest, On::Devices(&gpus), inputs, options, observer);
+    if let Some(machine) = machine(bundle, options)? {
+        return execute(&bundle.manifest, On::Devices(&*machine), inputs, options, observer);
     }
     cpu::check(&bundle.manifest.cpu)?;
     let kernels = Kernels::map(bundle)?;
-    if bundle.manifest.cpu == cpu::EMULATED {
-        let emulation = Emulation { seed: options.seed, ..Emulation::default() };
-        let world = World::new(&bundle.manifest, Arc::new(kernels), emulation);
-        return execute(&bundle.manifest, On::Devices(&world), inputs, options, observer);
-    }
     execute(&bundle.manifest, On::Threads(&kernels), inputs, options, observer)
+}
+
+/// The devices that a checked bundle's kernels run on; none when that is this CPU.
+///
+/// # Errors
+/// What of them is missing.
+pub fn machine<'b>(bundle: &'b Bundle, options: &RunOptions) -> Result<Option<Box<dyn Machine + 'b>>, RunError> {
+    if cpu::is_gpu(&bundle.manifest.cpu) {
+        return Ok(Some(Box::new(Cuda::new(bundle, options.device.deadline)?)));
+    }
+    if bundle.manifest.cpu != cpu::EMULATED {
+        return Ok(None);
+    }
+    cpu::check(&bundle.manifest.cpu)?;
+    let emulation = Emulation { seed: options.seed, ..Emulation::default() };
+    Ok(Some(Box::new(World::new(&bundle.manifest, Arc::new(Kernels::map(bundle)?), emulation))))
 }
 
 /// Where the kernels run.
@@ -170,11 +180,8 @@ fn rank(manifest: &Manifest, id: RankId, seed: u64, start: Option<&Weights>) -> 
     let mut rank = Rank::new(manifest, id)?;
     for stage in manifest.stages.iter().filter(|s| s.rank == id) {
         for param in &stage.params {
-            let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
-            let behind = param.state.last().filter(|_| rule.reads_behind()).map(|place| (place, 0));
-            let predicted = rule.predicts().then_some((&param.weight, 1));
-            for (place, slot) in [(&param.weight, 0)].into_iter().chain(behind).chain(predicted) {
-                let out = rank.arena.view_mut::<f32>(place, slot);
+            for (place, slot) in weights::filled_at_start(manifest, stage, param) {
+                let out = rank.arena.view_mut::<f32>(&place, slot);
                 match start {
                     Some(weights) => weights.copy(&param.name, out),
                     None => init::fill(seed, &param.name, param.init, out),

@@ -5,7 +5,7 @@
 
 use crate::error::RunError;
 use crate::rank::Rank;
-use artifact::program::{Manifest, Param};
+use artifact::program::{Manifest, Param, Place, Stage};
 use safetensors::SafeTensors;
 use safetensors::tensor::Dtype;
 use serde_json::{Map, Value, json};
@@ -89,6 +89,19 @@ fn tensor(file: &SafeTensors<'_>, param: &Param) -> Result<Vec<f32>, String> {
     Ok(view.data().as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
 }
 
+/// The slots that hold a parameter's weights when training starts; all else in an arena is zero.
+pub fn filled_at_start(manifest: &Manifest, stage: &Stage, param: &Param) -> Vec<(Place, u64)> {
+    let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
+    let behind = param.state.last().filter(|_| rule.reads_behind()).map(|place| (*place, 0));
+    let predicted = rule.predicts().then_some((param.weight, 1));
+    [(param.weight, 0)].into_iter().chain(behind).chain(predicted).collect()
+}
+
+/// The slot of a version of a stage's weights. A second slot that is no version holds a prediction.
+pub fn slot(stage: &Stage, version: u64) -> u64 {
+    version % u64::from(stage.rings.weights)
+}
+
 /// Whether a file can be made there; asked before training, when the answer still helps.
 ///
 /// # Errors
@@ -130,8 +143,7 @@ fn write(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> std::io
     for (index, stage) in manifest.stages.iter().enumerate() {
         let rank = &ranks[stage.rank.index()];
         let newest = rank.stages.iter().find(|s| s.index == index).map_or(0, |s| s.version);
-        // A second slot that is no version holds a prediction.
-        let slot = newest % u64::from(stage.rings.weights);
+        let slot = slot(stage, newest);
         for param in &stage.params {
             out.write_all(rank.arena.view::<u8>(&param.weight, slot))?;
         }

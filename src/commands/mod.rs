@@ -7,6 +7,7 @@ mod compile;
 mod explain;
 mod export;
 mod fmt;
+mod gpu_check;
 mod import;
 mod inspect;
 mod plan;
@@ -34,6 +35,8 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Import(args) => import::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Explain { code } => explain::run(&code),
+        Command::GpuCheck(args) => gpu_check::run(&args),
+        Command::GpuExpect(args) => gpu_check::expect(&args),
         #[cfg(feature = "codegen")]
         Command::DeviceCode => device_code(),
     }

@@ -27,8 +27,10 @@
 pub mod cuda;
 pub mod emulated;
 pub mod engine;
+pub mod expected;
 pub mod order;
 pub mod pipeline;
+pub mod probe;
 
 use artifact::ids::RankId;
 use artifact::program::Place;

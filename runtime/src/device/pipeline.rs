@@ -9,8 +9,9 @@ use crate::executor::{Shared, Worker};
 use crate::rank::Rank;
 use crate::reports::Reports;
 use crate::segment::guarded;
+use crate::weights;
 use artifact::ids::RankId;
-use artifact::program::{Manifest, Place};
+use artifact::program::Manifest;
 use artifact::stream::{Instr, Op, Program, Stream};
 use std::time::Duration;
 
@@ -34,6 +35,12 @@ pub trait Machine: Sync {
     /// # Errors
     /// One sentence: what is missing, and what would be enough.
     fn device(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<Box<dyn Device>, RunError>;
+
+    /// What there is, for people; a line each.
+    ///
+    /// # Errors
+    /// One sentence: which rank's device can't run the code or has no room for it.
+    fn describe(&self) -> Result<Vec<String>, RunError>;
 }
 
 /// The devices of a run's ranks.
@@ -67,8 +74,10 @@ impl Devices {
         let attach = &|rank: &Rank| {
             let layout = Layout::new(manifest, rank.id);
             let mut device = machine.device(manifest, rank.id, layout.room)?;
-            for place in written_at_start(manifest, rank.id) {
-                let sent = device.upload(place.at(0), rank.arena.view(&place, 0));
+            let stages = manifest.stages.iter().filter(|s| s.rank == rank.id);
+            let filled = stages.flat_map(|s| s.params.iter().flat_map(|p| weights::filled_at_start(manifest, s, p)));
+            for (place, slot) in filled {
+                let sent = device.upload(place.at(slot), rank.arena.view(&place, slot));
                 sent.map_err(|fault| failed(rank.id, "taking the weights", fault))?;
             }
             Ok(Attached::new(device, layout))
@@ -166,9 +175,10 @@ impl Devices {
         for (rank, attached) in ranks.iter_mut().zip(&mut self.attached) {
             let newest: Vec<(usize, u64)> = rank.stages.iter().map(|s| (s.index, s.version)).collect();
             for (stage, version) in newest {
+                let slot = weights::slot(&manifest.stages[stage], version);
                 for param in &manifest.stages[stage].params {
-                    let out: &mut [u8] = rank.arena.view_mut(&param.weight, version);
-                    let got = attached.device.download(param.weight.at(version), out);
+                    let out: &mut [u8] = rank.arena.view_mut(&param.weight, slot);
+                    let got = attached.device.download(param.weight.at(slot), out);
                     got.map_err(|fault| failed(rank.id, "giving the weights back", fault))?;
                 }
             }
@@ -202,19 +212,6 @@ fn failed(rank: RankId, action: &str, fault: Fault) -> RunError {
         Fault::Killed => "it was killed".into(),
     };
     RunError::Rank { rank, action: action.into(), cause }
-}
-
-/// The places of a rank that hold something when training starts: slot 0 of each.
-fn written_at_start(manifest: &Manifest, rank: RankId) -> Vec<Place> {
-    let mut places = Vec::new();
-    for stage in manifest.stages.iter().filter(|s| s.rank == rank) {
-        for param in &stage.params {
-            let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
-            places.push(param.weight);
-            places.extend(param.state.last().filter(|_| rule.reads_behind()));
-        }
-    }
-    places
 }
 
 /// The streams of an evaluation: a forward pass of each stage, again and again.

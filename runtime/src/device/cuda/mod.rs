@@ -102,27 +102,6 @@ impl<'b> Cuda<'b> {
         Ok(Cuda { bundle, driver, chip, ordinals, transport, deadline })
     }
 
-    /// What a report says of each rank's GPU (number, name, compute capability), and of the transfers.
-    ///
-    /// # Errors
-    /// In the driver's words.
-    pub fn describe(&self) -> Result<Vec<String>, RunError> {
-        let one = |&ordinal: &Ordinal| -> Result<String, String> {
-            let gpu = self.driver.gpu(ordinal)?;
-            let (major, minor) = gpu.capability()?;
-            Ok(format!("GPU {ordinal}: {}, compute capability {major}.{minor}", gpu.name()))
-        };
-        let mut lines = self.ordinals.iter().map(|o| one(o).map_err(missing)).collect::<Result<Vec<_>, _>>()?;
-        lines.push(match &self.transport {
-            Transport::None => "one rank, no transfers".into(),
-            Transport::Local(_) => {
-                "all ranks on one GPU: transfers are copies inside its memory, without graphs".into()
-            }
-            Transport::Nccl(nccl, _) => format!("transfers through NCCL {}", nccl.version()),
-        });
-        Ok(lines)
-    }
-
     /// Whether a rank's GPU runs the code and has room for the arenas of all ranks on it.
     fn suits(&self, gpu: &Gpu, rank: RankId) -> Result<(), String> {
         let capability = gpu.capability()?;
@@ -160,6 +139,25 @@ fn place(ranks: u32, gpus: u32) -> Result<Vec<Ordinal>, String> {
 }
 
 impl Machine for Cuda<'_> {
+    fn describe(&self) -> Result<Vec<String>, RunError> {
+        let one = |(rank, &ordinal): (usize, &Ordinal)| -> Result<String, String> {
+            let gpu = self.driver.gpu(ordinal)?;
+            self.suits(&gpu, RankId(rank as u32))?;
+            let (major, minor) = gpu.capability()?;
+            Ok(format!("rank {rank} on GPU {ordinal}: {}, compute capability {major}.{minor}", gpu.name()))
+        };
+        let mut lines: Vec<String> =
+            self.ordinals.iter().enumerate().map(|of| one(of).map_err(missing)).collect::<Result<_, _>>()?;
+        lines.push(match &self.transport {
+            Transport::None => "one rank, no transfers".into(),
+            Transport::Local(_) => {
+                "all ranks on one GPU: transfers are copies inside its memory, without graphs".into()
+            }
+            Transport::Nccl(nccl, _) => format!("transfers through NCCL {}", nccl.version()),
+        });
+        Ok(lines)
+    }
+
     fn device(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<Box<dyn Device>, RunError> {
         let failed = |what: String| missing(format!("rank {rank} can't use its GPU: {what}"));
         let gpu = self.driver.gpu(self.ordinals[rank.index()]).map_err(failed)?;

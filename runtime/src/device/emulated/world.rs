@@ -174,6 +174,10 @@ impl Machine for World {
         let (shared, graphs) = (self.shared.clone(), self.shared.emulation.graphs);
         Ok(Box::new(Emulated { shared, rank: rank.index(), arena, staging, graphs }))
     }
+
+    fn describe(&self) -> Result<Vec<String>, RunError> {
+        Ok(vec![format!("{} emulated devices", self.shared.lock().devices.len())])
+    }
 }
 
 impl Device for Emulated {
