@@ -143,6 +143,10 @@ pub fn costs_of(
     };
     let copies = program.copies as usize;
     let mut costs = costs(spec, &times, layers.as_deref(), program.stages_of_copy());
+    if let (Some(model), None) = (&spec.model, &spec.machine.cost) {
+        let shape = estimate::Shape::new(model, spec.pipeline.microbatch.value);
+        costs.exchange_ns = estimate::exchange_ns(&shape, spec.machine.device.as_ref());
+    }
     costs.stages = costs.stages.repeat(copies);
     Some((costs, layers.map(|layers| vec![layers; copies].concat())))
 }

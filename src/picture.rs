@@ -15,6 +15,6 @@ fn letter(op: Op) -> Option<&'static str> {
         Op::I => Some("I"),
         Op::W(_) => Some("W"),
         Op::U => Some("U"),
-        Op::SendF | Op::RecvF | Op::SendB | Op::RecvB => None,
+        Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => None,
     }
 }

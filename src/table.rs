@@ -32,7 +32,7 @@ pub fn read(file: &Path, dialect: Option<Dialect>) -> Result<(Source, Option<Imp
     let (table, mut found) = table::read(&source.text, dialect);
     let name = file.file_stem().map_or_else(|| "table".into(), |n| n.to_string_lossy().into_owned());
     let imported = table.and_then(|table| {
-        let (program, proved) = table.proved().map_err(|wrong| found.extend(wrong)).ok()?;
+        let (program, proved) = table.proved(false).map_err(|wrong| found.extend(wrong)).ok()?;
         Some(Imported { name, table, program, proved })
     });
     Ok((source, imported, found))
@@ -59,10 +59,11 @@ impl Imported {
         }
         spec.schedule = self.table.schedule(&self.name);
         let shape = Shape::of(&spec);
-        let kept = match shape.policy {
-            Policy::Current => Ok((self.program, self.proved)),
-            _ => plan::keep_proved(&spec.schedule, shape, self.program),
-        };
+        let read = if shape.tied { self.table.proved(true) } else { Ok((self.program, self.proved)) };
+        let kept = read.and_then(|(program, proved)| match shape.policy {
+            Policy::Current => Ok((program, proved)),
+            _ => plan::keep_proved(&spec.schedule, shape, program),
+        });
         let kept = kept.map_err(|wrong| found.extend(wrong)).ok();
         let analysed = kept.and_then(|kept| driver::analyse_program(spec, shape, profile, kept, target, found));
         found.iter_mut().for_each(solve_in_table);

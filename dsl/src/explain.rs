@@ -46,6 +46,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0330
     P0331
     P0340
+    P0343
     P0399
     // Model and memory: one code a line.
     P0401

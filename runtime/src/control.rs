@@ -85,7 +85,7 @@ impl<'a> Control<'a> {
 
     /// Whether an instruction is past the end.
     pub fn skips(&self, op: Op, at: u64) -> bool {
-        if op == Op::U { at >= self.limit() / self.step } else { at >= self.limit() }
+        if op.by_update() { at >= self.limit() / self.step } else { at >= self.limit() }
     }
 
     /// Called by the rank of the first stage before it begins the forward pass of `mb`, the first one that it has not begun.
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_stop_ends_the_segment_at_the_next_border_that_is_not_begun() {
-        let (stop, links) = (StopFlag::default(), Links::new(&[]));
+        let (stop, links) = (StopFlag::default(), Links::default());
         let limit = |next: u64, requested: bool| {
             let control = Control::new(12, 3, &stop, &links);
             if requested {
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn instructions_past_the_end_are_skipped_updates_by_their_own_count() {
-        let (stop, links) = (StopFlag::default(), Links::new(&[]));
+        let (stop, links) = (StopFlag::default(), Links::default());
         let control = Control::new(12, 3, &stop, &links);
         assert_eq!([11, 12].map(|at| control.skips(Op::F, at)), [false, true]);
         assert_eq!([3, 4].map(|at| control.skips(Op::U, at)), [false, true]);

@@ -13,7 +13,7 @@ use crate::hyper::{self, Terms};
 use crate::rank::{Kind, Rank};
 use crate::versions::{self, Slots};
 use artifact::ids::StageId;
-use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, StageIo, variant};
+use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, variant};
 use artifact::stream::{Accumulation, Op, Policy};
 use std::cell::Cell;
 use std::time::Instant;
@@ -75,21 +75,32 @@ pub enum Ring {
     SendF,
     RecvB,
     SendB,
+    RecvG,
+    SendG,
 }
 
 impl Ring {
     /// The stage's slots of such transfers.
-    pub fn place(self, io: &StageIo) -> Option<Place> {
+    pub fn place(self, stage: &Stage) -> Option<Place> {
+        let io = &stage.io;
+        let table = || stage.params.iter().find(|p| p.other_end.is_some());
         match self {
             Ring::RecvF => io.recv_f,
             Ring::SendF => io.send_f,
             Ring::RecvB => io.recv_b,
             Ring::SendB => io.send_b,
+            Ring::RecvG => table()?.other_end,
+            Ring::SendG => table()?.gradient,
         }
     }
 
+    /// Whether it is one of an update, not of a micro-batch.
+    pub fn by_update(self) -> bool {
+        matches!(self, Ring::RecvG | Ring::SendG)
+    }
+
     pub fn sends(self) -> bool {
-        matches!(self, Ring::SendF | Ring::SendB)
+        matches!(self, Ring::SendF | Ring::SendB | Ring::SendG)
     }
 
     /// As the plan prints the instruction.
@@ -109,6 +120,7 @@ pub struct Transfer {
     /// Where the stage is among the rank's stages.
     pub local: usize,
     pub ring: Ring,
+    /// The update, where gradients of a tied table are exchanged.
     pub mb: u64,
 }
 
@@ -189,6 +201,8 @@ impl<'a, E: Engine> Worker<'a, E> {
             Op::RecvB => self.transfer(local, Ring::RecvB, at),
             Op::SendF => self.transfer(local, Ring::SendF, at),
             Op::SendB => self.transfer(local, Ring::SendB, at),
+            Op::SendG => self.transfer(local, Ring::SendG, at),
+            Op::RecvG => self.transfer(local, Ring::RecvG, at),
             Op::F => self.forward(local, at),
             Op::B(a) => self.backward(local, a, at),
             Op::I => self.input_gradient(local, at),
@@ -339,6 +353,10 @@ impl<'a, E: Engine> Worker<'a, E> {
     }
 
     fn update(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {
+        if self.shared.manifest.program.partner(self.rank.stages[local].index).is_some() {
+            self.wait(local, Ring::RecvG, update)?;
+            self.wait(local, Ring::SendG, update)?;
+        }
         let stage = self.stage(local);
         self.write_hyper(local, update)?;
         let version = self.rank.stages[local].version;

@@ -8,6 +8,7 @@ use crate::executor::Ring;
 use crate::transport::local::Ticket;
 use artifact::ids::RankId;
 use artifact::program::{Manifest, Place, Stage};
+use artifact::stream::Program;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -66,6 +67,8 @@ pub struct Tickets {
     pub send_f: Vec<Ticket>,
     pub recv_b: Vec<Ticket>,
     pub send_b: Vec<Ticket>,
+    pub recv_g: Vec<Ticket>,
+    pub send_g: Vec<Ticket>,
 }
 
 impl Tickets {
@@ -75,17 +78,27 @@ impl Tickets {
             Ring::SendF => &mut self.send_f,
             Ring::RecvB => &mut self.recv_b,
             Ring::SendB => &mut self.send_b,
+            Ring::RecvG => &mut self.recv_g,
+            Ring::SendG => &mut self.send_g,
         }
     }
 
-    fn new(stage: &Stage) -> Self {
+    fn new(stage: &Stage, exchanges: bool) -> Self {
         let ring = |place: Option<Place>| vec![0; place.map_or(0, |p| p.slots as usize)];
-        let io = &stage.io;
-        Tickets { recv_f: ring(io.recv_f), send_f: ring(io.send_f), recv_b: ring(io.recv_b), send_b: ring(io.send_b) }
+        let (io, exchange) = (&stage.io, vec![0; usize::from(exchanges)]);
+        Tickets {
+            recv_f: ring(io.recv_f),
+            send_f: ring(io.send_f),
+            recv_b: ring(io.recv_b),
+            send_b: ring(io.send_b),
+            recv_g: exchange.clone(),
+            send_g: exchange,
+        }
     }
 
     fn reset(&mut self) {
-        for ring in [&mut self.recv_f, &mut self.send_f, &mut self.recv_b, &mut self.send_b] {
+        let Tickets { recv_f, send_f, recv_b, send_b, recv_g, send_g } = self;
+        for ring in [recv_f, send_f, recv_b, send_b, recv_g, send_g] {
             ring.fill(0);
         }
     }
@@ -100,7 +113,7 @@ impl Rank {
         let bytes = manifest.memory[id.index()].total;
         let arena = Arena::new(bytes).ok_or(RunError::Memory { rank: id, bytes })?;
         let stages = manifest.stages.iter().enumerate().filter(|(_, s)| s.rank == id);
-        let stages = stages.map(|(index, s)| StageState::new(index, s, manifest.program.accumulate)).collect();
+        let stages = stages.map(|(index, s)| StageState::new(index, s, &manifest.program)).collect();
         Ok(Rank { id, arena, stages, busy_ns: 0, wait_ns: 0 })
     }
 
@@ -111,9 +124,9 @@ impl Rank {
 }
 
 impl StageState {
-    fn new(index: usize, stage: &Stage, accumulate: u32) -> Self {
+    fn new(index: usize, stage: &Stage, program: &Program) -> Self {
         // A micro-batch's loss is kept from F to U: those of one update, and those in flight beyond it.
-        let losses = if stage.io.loss.is_some() { accumulate as usize + stage.rings.stash as usize } else { 0 };
+        let losses = if stage.io.loss.is_some() { program.accumulate as usize + stage.rings.stash as usize } else { 0 };
         StageState {
             index,
             version: 0,
@@ -122,7 +135,7 @@ impl StageState {
             oldest: None,
             losses: vec![0.0; losses],
             times: Default::default(),
-            tickets: Tickets::new(stage),
+            tickets: Tickets::new(stage, program.partner(index).is_some()),
         }
     }
 

@@ -51,11 +51,13 @@ struct State<'a> {
     times: &'a [StageTimes],
     forward: Vec<Border>,
     backward: Vec<Border>,
+    /// Between the ends of a tied table, by update: from the first stage, and from the last.
+    exchange: [Border; 2],
 }
 
 fn replay(program: &Program, times: &[StageTimes], updates: u64) -> Replay {
     let borders = vec![Border::default(); times.len().saturating_sub(1)];
-    let mut state = State { program, times, forward: borders.clone(), backward: borders };
+    let mut state = State { program, times, forward: borders.clone(), backward: borders, exchange: Default::default() };
     let mut streams: Vec<_> = program.streams.iter().map(|s| s.segment(updates).peekable()).collect();
     let mut now_ns = vec![0; streams.len()];
     let mut work_ns = vec![0; streams.len()];
@@ -98,6 +100,10 @@ impl State<'_> {
                 let input = after.map_or(Some(0), |b| self.backward[b].done(mb))?;
                 Some(input.max(before.map_or(Some(0), |b| taken(&self.backward[b], rings.send_b))?))
             }
+            Op::U if self.program.partner(s).is_some() => {
+                let [first, last] = &self.exchange;
+                Some(first.done(mb)?.max(last.done(mb)?))
+            }
             _ => Some(0),
         }
     }
@@ -109,6 +115,8 @@ impl State<'_> {
             Op::RecvF => set(&mut self.forward[s - 1].posted, mb, now_ns),
             Op::SendB => set(&mut self.backward[s - 1].offered, mb, now_ns),
             Op::RecvB => set(&mut self.backward[s].posted, mb, now_ns),
+            Op::SendG => set(&mut self.exchange[usize::from(s > 0)].offered, mb, now_ns),
+            Op::RecvG => set(&mut self.exchange[usize::from(s == 0)].posted, mb, now_ns),
             _ => {}
         }
     }

@@ -17,7 +17,7 @@ use crate::{cpu, init};
 use artifact::bf16;
 use artifact::bundle::{Bundle, check_manifest};
 use artifact::ids::RankId;
-use artifact::program::Manifest;
+use artifact::program::{Manifest, Stage};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
@@ -225,7 +225,7 @@ impl<'a> Training<'a> {
             (batches, batches.count().min(most))
         });
         let tokens_per_microbatch = u64::from(shape.microbatch) * u64::from(shape.context);
-        let weights = manifest.stages.iter().flat_map(|s| &s.params);
+        let weights = manifest.stages.iter().flat_map(Stage::own_params);
         let started = Started {
             updates: options.updates,
             tokens_per_update: tokens_per_microbatch * u64::from(manifest.program.accumulate),

@@ -40,7 +40,7 @@ pub enum Place<'a> {
 
 impl<'a> Pipeline<'a> {
     pub fn new(manifest: &'a Manifest, place: Place<'a>, ranks: Vec<Rank>, stop: &'a StopFlag) -> Self {
-        let links = Links::new(&manifest.program.rings);
+        let links = Links::new(&manifest.program);
         let spins = if ranks.len() <= cores() { SPINS } else { 0 };
         Pipeline { manifest, ranks, place, links, stop, spins }
     }
@@ -180,6 +180,9 @@ fn describe(Doing { op, stage, at }: Doing) -> String {
         Op::U => return format!("update {at} of stage {stage}"),
         Op::SendF | Op::SendB => "sending",
         Op::RecvF | Op::RecvB => "receiving",
+        Op::SendG | Op::RecvG => {
+            return format!("the exchange of the tied table's gradient of update {at} on stage {stage}");
+        }
     };
     format!("{name} of micro-batch {at} on stage {stage}")
 }

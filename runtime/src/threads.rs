@@ -46,6 +46,8 @@ impl<'a> Threads<'a> {
             Ring::SendF => links.forward.get(stage),
             Ring::RecvB => links.backward.get(stage),
             Ring::SendB => links.backward.get(stage.checked_sub(1)?),
+            Ring::SendG => links.exchange.get(usize::from(stage > 0)),
+            Ring::RecvG => links.exchange.get(usize::from(stage == 0)),
         }
     }
 }
@@ -53,7 +55,7 @@ impl<'a> Threads<'a> {
 impl Engine for Threads<'_> {
     fn transfer(&mut self, rank: &mut Rank, transfer: Transfer) -> Result<(), GivenUp> {
         let Transfer { local, ring, mb } = transfer;
-        let place = ring.place(&self.manifest.stages[rank.stages[local].index].io);
+        let place = ring.place(&self.manifest.stages[rank.stages[local].index]);
         let place = place.expect("a verified stream has transfers only where there are slots");
         let channel = self.channel(rank, transfer).expect("a slot for transfers has a stage at the other end");
         let end = End { mb, slot: rank.arena.slot(&place, mb) };
@@ -75,7 +77,9 @@ impl Engine for Threads<'_> {
             return Ok(true);
         }
         let (control, start) = (self.control, Instant::now());
-        let done = channel.wait(ticket, self.spins, || control.failed() || control.limit() <= mb);
+        // What an update exchanges was made of its last micro-batch: a segment ends before or after both.
+        let ended = || !ring.by_update() && control.limit() <= mb;
+        let done = channel.wait(ticket, self.spins, || control.failed() || ended());
         rank.wait_ns += start.elapsed().as_nanos() as u64;
         if control.failed() { Err(GivenUp) } else { Ok(done) }
     }

@@ -1,4 +1,4 @@
-//! Weights as a safetensors file: f32 tensors under the parameters' names, the same for every partition.
+//! Weights as a safetensors file: f32 tensors under the parameters' names, the same for every partition. A tied table is there once.
 //!
 //! The file holds weights only. A run that starts from one begins with a fresh optimizer state and learning-rate schedule;
 //! the metadata's `step` counts the updates that the weights have had, over all runs.
@@ -66,7 +66,7 @@ impl Weights {
 }
 
 fn params(manifest: &Manifest) -> impl Iterator<Item = &Param> {
-    manifest.stages.iter().flat_map(|s| &s.params)
+    manifest.stages.iter().flat_map(Stage::own_params)
 }
 
 fn listing(names: &[&str]) -> String {
@@ -144,7 +144,7 @@ fn write(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> std::io
         let rank = &ranks[stage.rank.index()];
         let newest = rank.stages.iter().find(|s| s.index == index).map_or(0, |s| s.version);
         let slot = slot(stage, newest);
-        for param in &stage.params {
+        for param in stage.own_params() {
             out.write_all(rank.arena.view::<u8>(&param.weight, slot))?;
         }
     }

@@ -83,6 +83,16 @@ irdl.dialect @sched {
     %mb = irdl.base "#builtin.integer"
     irdl.attributes { "stage" = %stage, "mb" = %mb }
   }
+  irdl.operation @send_g {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
+  irdl.operation @recv_g {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
 }
 "##;
 
@@ -132,8 +142,10 @@ fn instructions(text: &mut String, list: &[Instr]) {
             Op::RecvF => ("recv_f", None),
             Op::SendB => ("send_b", None),
             Op::RecvB => ("recv_b", None),
+            Op::SendG => ("send_g", None),
+            Op::RecvG => ("recv_g", None),
         };
-        let number = if instr.op == Op::U { "update" } else { "mb" };
+        let number = if instr.op.by_update() { "update" } else { "mb" };
         let _ = write!(text, "\"sched.{name}\"() {{stage = {} : i32, {number} = {} : i32", instr.stage, instr.mb);
         if let Some(Accumulation { first, last }) = accumulation {
             let _ = write!(text, ", first = {first}, last = {last}");

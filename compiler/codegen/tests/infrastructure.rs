@@ -296,6 +296,7 @@ fn the_schedule_prints_as_a_verified_module() {
         accumulate: 1,
         policy: Policy::Current,
         copies: 1,
+        tied: false,
     };
     insta::assert_snapshot!(emit_sched(&program, &[stage(0, &[(0, 37)])], &[update(37)]).unwrap());
 }

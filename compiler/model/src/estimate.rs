@@ -279,13 +279,26 @@ pub fn work(shape: &Shape, layer: Layer, split: bool) -> [u128; 3] {
 /// Times of a layer are cut off here, nanoseconds (eleven days), so that sums of them stay far from overflow.
 const TIME_NS_MAX: u128 = 1_000_000_000_000_000;
 
+/// Time of `amount` at a rate.
+fn ns(amount: u128, per_s: u64) -> u64 {
+    saturated((amount * 1_000_000_000 / u128::from(per_s)).min(TIME_NS_MAX))
+}
+
+/// Latency and bytes a second from one rank to another, of `device` or nominal.
+fn link(device: Option<&Device>) -> (u64, u64) {
+    device.map_or((NOMINAL_HOP_LATENCY_NS, NOMINAL_LINK_BYTES_PER_S), |d| (d.latency_ns, d.link_bytes_per_s))
+}
+
+/// Time of a transfer of a tied table's gradient, in f32.
+pub fn exchange_ns(shape: &Shape, device: Option<&Device>) -> u64 {
+    let (latency, link) = link(device);
+    latency.saturating_add(ns(4 * u128::from(tied(shape)), link))
+}
+
 /// Times by layer on `device`, or at the nominal rates of [`crate::cost`].
 pub fn costs(shape: &Shape, device: Option<&Device>, split: bool) -> LayerCosts {
-    let (flops, link, latency) = match device {
-        Some(device) => (device.flops_per_s, device.link_bytes_per_s, device.latency_ns),
-        None => (NOMINAL_FLOPS_PER_S, NOMINAL_LINK_BYTES_PER_S, NOMINAL_HOP_LATENCY_NS),
-    };
-    let ns = |amount: u128, per_s: u64| saturated((amount * 1_000_000_000 / u128::from(per_s)).min(TIME_NS_MAX));
+    let flops = device.map_or(NOMINAL_FLOPS_PER_S, |device| device.flops_per_s);
+    let (latency, link) = link(device);
     let times = |layer| {
         let [f_ns, i_ns, w_ns] = work(shape, layer, split).map(|work| ns(work, flops));
         Times { f_ns, i_ns, w_ns }

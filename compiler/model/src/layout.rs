@@ -199,6 +199,7 @@ fn params(stage: &StageInput, weights: &[Weight], states: &[Vec<Place>], gradien
         copy: weights[i].1,
         state: states[i].clone(),
         gradient: gradients[i],
+        other_end: None,
         unfused: stage.update.unfused[i].map(str::to_owned),
     };
     declared.map(param).collect()

@@ -33,6 +33,7 @@ pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Progr
         accumulate: k,
         policy: Policy::Current,
         copies: 1,
+        tied: false,
     };
     without_transfers_on_a_rank(&mut program);
     program

@@ -5,17 +5,17 @@
 //! An instruction starts when the last of what it waits for is there ([`crate::time`]): the end of the instruction before
 //! it on its rank, its input one hop after the transfer was made, or its send slot, which is free once the transfer that
 //! held it was made. From the instruction that ends last, the path goes back through whichever of these decided each
-//! start. Where several did, the rank's own order is taken before a transfer, and the sender before the receiver.
+//! start. An update waits so for the gradients that it exchanges. Where several did, the rank's own order is taken before a transfer, and the sender before the receiver.
 //!
 //! # Invariant
 //!
-//! A step starts when the step before it ends, plus one hop where it waits for its input; the first step starts at zero.
+//! A step starts when the step before it ends, plus one hop (the time of an exchange, for an update) where it waits for its input; the first step starts at zero.
 //! So the times and hops of the path sum to the run's length, and a path's instruction or hop that takes longer makes the
 //! run at least as much longer.
 
 use crate::time::{Costs, Timed, run_all};
 use artifact::ids::StageId;
-use artifact::stream::Program;
+use artifact::stream::{Op, Program};
 use artifact::verify::index::Kind;
 use std::collections::HashMap;
 
@@ -130,7 +130,8 @@ impl<'a> Walk<'a> {
         let (input, output, slots) = self.transfers(event);
         if let Some((send, receive)) = input.and_then(|sides| self.sides(sides, event.mb)) {
             let (sent, posted) = (self.all[send].start_ns, self.all[receive].start_ns);
-            if sent.max(posted).saturating_add(self.costs.hop_ns) == event.start_ns {
+            let latency_ns = if event.op == Op::U { self.costs.exchange_ns } else { self.costs.hop_ns };
+            if sent.max(posted).saturating_add(latency_ns) == event.start_ns {
                 return if sent >= posted { (Wait::Input, Some(send)) } else { (Wait::Post, Some(receive)) };
             }
         }
@@ -151,6 +152,11 @@ impl<'a> Walk<'a> {
         match Kind::of(event.op) {
             Kind::F => (before.then(|| forward(s - 1)), after.then(|| forward(s)), rings.send_f.into()),
             Kind::B | Kind::I => (after.then(|| backward(s + 1)), before.then(|| backward(s)), rings.send_b.into()),
+            Kind::U => {
+                let exchange = |from: u32, to: u32| [(from, Kind::SendG), (to, Kind::RecvG)];
+                let partner = self.program.partner(s as usize).map(|other| other as u32);
+                (partner.map(|other| exchange(other, s)), partner.map(|other| exchange(s, other)), 0)
+            }
             _ => (None, None, 0),
         }
     }

@@ -16,7 +16,7 @@ use crate::Shape;
 use crate::line::{Item, Line, Needs, forward, input_gradient, weight_gradient};
 use crate::order::{self, ACTIONS_MAX, Act, fault};
 use crate::posts::{self, Source};
-use crate::{buffers, policy};
+use crate::{buffers, exchange, policy};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Proved, Violation, prove};
@@ -44,7 +44,7 @@ pub fn expand_proved(schedule: &Schedule, shape: Shape) -> Result<(Program, Prov
     proved.map(|(program, proved)| (program, Proved { visited, ..proved }))
 }
 
-/// Puts the program of a table, read as `schedule`, under the policy of `shape`.
+/// Puts the program of a table, read as `schedule`, under the policy of `shape`. Whether its model is tied was known when it was read.
 ///
 /// # Errors
 /// Why the policy is not possible.
@@ -71,11 +71,11 @@ fn sound(schedule: &Schedule, shape: &Shape, program: Program) -> Result<(Progra
 /// What is wrong with the order of a rank.
 pub fn streams(schedule: &Schedule, shape: &Shape) -> Result<Program, Diagnostic> {
     let lines = lines(schedule, shape)?;
-    Ok(assemble(&lines, schedule.place, shape))
+    Ok(assemble(lines, schedule.place, shape))
 }
 
 /// The streams of what ranks compute, not yet verified.
-pub(crate) fn assemble(lines: &[Line], place: Place, shape: &Shape) -> Program {
+pub(crate) fn assemble(mut lines: Vec<Line>, place: Place, shape: &Shape) -> Program {
     let stages = shape.ranks * place.chunks(shape.chunks);
     let rank_of_stage = (0..stages).map(|s| RankId(place.home(s, shape.ranks).0)).collect();
     let copies = place.copies();
@@ -86,11 +86,15 @@ pub(crate) fn assemble(lines: &[Line], place: Place, shape: &Shape) -> Program {
         accumulate: shape.accumulate / copies,
         policy: shape.policy,
         copies,
+        tied: shape.tied,
     };
-    let needs = needs(&program, lines);
-    program.rings = (0..stages).map(|s| rings(&program, &needs, s, shape, lines)).collect();
+    let needs = needs(&program, &lines);
+    program.rings = (0..stages).map(|s| rings(&program, &needs, s, shape, &lines)).collect();
     program.streams = match lines.iter().all(|line| line.flush) {
-        true => flushes(&mut program, lines),
+        true => {
+            exchange::place(&program, &mut lines);
+            flushes(&mut program, &lines)
+        }
         false => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
     };
     policy::keep(&mut program, shape.policy);
@@ -142,6 +146,7 @@ pub(crate) fn lines(schedule: &Schedule, shape: &Shape) -> Result<Vec<Line>, Dia
             Err(fault(schedule, "P0306", &schedule.span, "a run without end has one stage a rank")
                 .help("use `flush every accumulate`, or `place linear`"))
         }
+        Update::Local if shape.tied && shape.ranks > 1 => Err(exchange::unbounded(schedule, shape)),
         Update::Local => local(schedule, shape, budget),
     }
 }
@@ -193,7 +198,7 @@ fn ends_as_it_runs(
     for n in 1..=updates {
         let limit = n * u64::from(shape.accumulate);
         let said = order::finite(schedule, shape, rank, limit, &mut ACTIONS_MAX.clone())?;
-        let run = line.run(n.div_ceil(line.updates)).filter(|i| i.op != Op::U && i.mb < limit);
+        let run = line.run(n.div_ceil(line.updates)).filter(|i| !i.op.by_update() && i.mb < limit);
         let wrong = said.iter().zip(run).find(|(act, item)| act.mb != item.mb || !same(act.action, item.op));
         if let Some((act, item)) = wrong {
             return Err(fault(
@@ -318,6 +323,7 @@ pub(crate) fn refused(schedule: &Schedule, shape: &Shape, program: &Program, vio
         Violation::Version { stage, missing, .. } if program.policy == Policy::DoubleBuffer => {
             policy::refused(schedule, shape, *stage, missing)
         }
+        Violation::Apart { stages, op, mb, versions } => exchange::apart(*stages, *op, *mb, *versions),
         other => fault(schedule, "P0399", &schedule.span, "the expanded schedule does not verify")
             .note(other.to_string())
             .help("this is an error in paceline itself: please report it with the schedule"),

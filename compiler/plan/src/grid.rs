@@ -39,12 +39,12 @@ pub fn grid(program: &Program, costs: &Costs) -> String {
 /// Repetitions at a run's end in which the rank skips some of the instructions `of`.
 fn incomplete(program: &Program, rank: usize, of: fn(Op) -> bool) -> u64 {
     let stream = &program.streams[rank];
-    let steps = |i: &Instr| u64::from(i.mb / if i.op == Op::U { stream.updates } else { stream.microbatches }.max(1));
+    let steps = |i: &Instr| u64::from(i.mb / stream.step(i.op).max(1));
     stream.period.iter().filter(|i| of(i.op)).map(steps).max().unwrap_or(0)
 }
 
 fn computes(op: Op) -> bool {
-    !matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB)
+    !op.transfers()
 }
 
 /// What a rank performs in a run of `updates` updates from its first repetition with skipped instructions on, with
@@ -54,7 +54,7 @@ pub fn epilogue(program: &Program, rank: RankId, updates: u64) -> Vec<(Op, Stage
     let repetitions = updates.div_ceil(u64::from(stream.updates.max(1)));
     let complete = repetitions.saturating_sub(incomplete(program, rank.index(), |_| true));
     let limit = updates.saturating_mul(u64::from(program.accumulate));
-    let performed = |i: &&Instr| u64::from(i.mb) < if i.op == Op::U { updates } else { limit };
+    let performed = |i: &&Instr| u64::from(i.mb) < if i.op.by_update() { updates } else { limit };
     let before = stream.prologue.iter().filter(performed).count() + complete as usize * stream.period.len();
     stream.segment(updates).skip(before).collect()
 }

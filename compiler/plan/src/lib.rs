@@ -12,6 +12,7 @@ mod correction;
 pub mod cover;
 pub mod critical;
 mod deadlock;
+mod exchange;
 pub mod expand;
 pub mod expr;
 pub mod facts;
@@ -47,18 +48,22 @@ pub struct Shape {
     pub send_slots: u32,
     /// Which versions of the weights are read.
     pub policy: Policy,
+    /// Whether the head multiplies by the token embedding's table.
+    pub tied: bool,
 }
 
 impl Shape {
-    /// With one extra receive slot and one send slot, and the weights as they are; two stages a rank where the schedule leaves it open.
+    /// With one extra receive slot and one send slot, the weights as they are and no tied table; two stages a rank where the schedule
+    /// leaves it open.
     pub fn new(ranks: u32, accumulate: u32) -> Self {
-        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1, policy: Policy::Current }
+        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1, policy: Policy::Current, tied: false }
     }
 
     /// What `spec` says.
     pub fn of(spec: &dsl::spec::Spec) -> Self {
         let chunks = spec.pipeline.chunks.value;
         let policy = policy(&spec.staleness.weights.value, spec.pipeline.recompute.value);
-        Shape { chunks, policy, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
+        let tied = spec.model.as_ref().is_some_and(|model| model.variant.tied);
+        Shape { chunks, policy, tied, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
     }
 }

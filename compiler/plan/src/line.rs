@@ -6,7 +6,7 @@ use artifact::work;
 use dsl::schedule::Action;
 use std::collections::VecDeque;
 
-/// One compute instruction. `mb` is the update for `U`.
+/// One compute instruction, or a send of what all of them made. `mb` is the update for `U` and `SEND_G`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     pub op: Op,
@@ -61,7 +61,7 @@ impl Line {
     fn shorten(&mut self) {
         let mut period = VecDeque::from(std::mem::take(&mut self.period));
         while let (Some(before), Some(last)) = (self.prologue.last(), period.back()) {
-            let step = if last.op == Op::U { self.updates } else { self.microbatches };
+            let step = self.step(last.op);
             if (before.op, before.stage) != (last.op, last.stage) || before.mb + step != last.mb {
                 break;
             }
@@ -72,20 +72,19 @@ impl Line {
         self.period = period.into();
     }
 
+    fn step(&self, op: Op) -> u64 {
+        if op.by_update() { self.updates } else { self.microbatches }
+    }
+
     /// The instructions up to the end of so many repetitions, with absolute numbers.
     pub fn run(&self, repetitions: u64) -> impl Iterator<Item = Item> + '_ {
-        let later = move |n: u64| {
-            self.period.iter().map(move |i| {
-                let step = if i.op == Op::U { self.updates } else { self.microbatches };
-                Item { mb: i.mb + n * step, ..*i }
-            })
-        };
+        let later = move |n: u64| self.period.iter().map(move |i| Item { mb: i.mb + n * self.step(i.op), ..*i });
         self.prologue.iter().copied().chain((0..repetitions).flat_map(later))
     }
 
     /// Repetitions after which everything that the first one began has ended.
     fn repetitions(&self) -> u64 {
-        let lead = self.period.iter().filter(|i| i.op != Op::U).map(|i| i.mb / self.microbatches).max();
+        let lead = self.period.iter().filter(|i| !i.op.by_update()).map(|i| i.mb / self.microbatches).max();
         lead.unwrap_or(0) + 2
     }
 
@@ -95,7 +94,7 @@ impl Line {
         let mut released = vec![0; needs.len()];
         let repetitions = if self.flush { 1 } else { self.repetitions() };
         work::visit(self.prologue.len() + repetitions as usize * self.period.len());
-        for i in self.run(repetitions).filter(|i| i.op != Op::U) {
+        for i in self.run(repetitions).filter(|i| !i.op.by_update()) {
             let s = i.stage as usize;
             let taken = |stage: usize, most: &mut u32, released: &[u64]| {
                 *most = (*most).max((i.mb + 1).saturating_sub(released[stage]) as u32);

@@ -53,6 +53,11 @@ fn sent(program: &Program, lines: &[Line]) -> Vec<Vec<Source>> {
         senders[upper].push(lower);
         senders[lower].push(upper);
     }
+    if let Some([first, last]) = program.tied_ends().filter(|ends| program.partner(ends[0]).is_some()) {
+        let [first, last] = [first, last].map(|s| program.rank_of_stage[s].index());
+        senders[first].push(last);
+        senders[last].push(first);
+    }
     for list in &mut senders {
         list.sort_unstable();
         list.dedup();
@@ -78,8 +83,13 @@ fn messages(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
     let to_next = (forward(item.op) && program.border_after(s).is_some()).then_some((Op::RecvF, item.stage + 1));
     let to_before =
         (input_gradient(item.op) && program.border_before(s).is_some()).then(|| (Op::RecvB, item.stage - 1));
+    let to_partner = program.partner(s).filter(|_| item.op == Op::SendG).map(|other| (Op::RecvG, other as u32));
     let mb = item.mb as u32;
-    to_next.into_iter().chain(to_before).map(move |(op, stage)| Instr { op, stage: StageId(stage), mb })
+    to_next.into_iter().chain(to_before).chain(to_partner).map(move |(op, stage)| Instr {
+        op,
+        stage: StageId(stage),
+        mb,
+    })
 }
 
 /// Positions in the lines, counted from 1 (0 is a line's start), by stage and micro-batch.
@@ -88,13 +98,16 @@ struct Places {
     forward: Vec<u32>,
     backward: Vec<u32>,
     release: Vec<u32>,
+    /// By update.
+    update: Vec<u32>,
 }
 
 impl Places {
     fn new(stages: usize, lines: &[Line]) -> Self {
         let microbatches = lines.iter().map(|line| line.microbatches as usize).max().unwrap_or(0);
         let empty = || vec![0; stages * microbatches];
-        let mut places = Places { microbatches, forward: empty(), backward: empty(), release: empty() };
+        let mut places =
+            Places { microbatches, forward: empty(), backward: empty(), release: empty(), update: empty() };
         for line in lines {
             work::visit(line.period.len());
             for (position, item) in (1..).zip(&line.period) {
@@ -103,6 +116,7 @@ impl Places {
                     (forward(item.op), &mut places.forward),
                     (input_gradient(item.op), &mut places.backward),
                     (weight_gradient(item.op), &mut places.release),
+                    (item.op == Op::U, &mut places.update),
                 ] {
                     if of {
                         list[at] = position;
@@ -119,12 +133,20 @@ impl Places {
 
     /// The last position at which the receive may be posted.
     fn latest(&self, receive: &Instr) -> u32 {
-        let uses = if receive.op == Op::RecvF { &self.forward } else { &self.backward };
+        let uses = match receive.op {
+            Op::RecvF => &self.forward,
+            Op::RecvG => &self.update,
+            _ => &self.backward,
+        };
         self.at(uses, receive.stage, receive.mb) - 1
     }
 
-    /// The first position at which its slot is free, in a ring of so many.
+    /// The first position at which its slot is free, in a ring of so many. The one buffer of a tied table's gradient is free from a
+    /// flush's start on: its one update is the flush's last.
     fn free(&self, receive: &Instr, slots: u32) -> u32 {
+        if receive.op == Op::RecvG {
+            return 0;
+        }
         receive.mb.checked_sub(slots).map_or(0, |mb| self.at(&self.release, receive.stage, mb))
     }
 }
@@ -142,7 +164,9 @@ fn positions(program: &mut Program, places: &Places, receives: &[Instr]) -> Vec<
         let at = found.len();
         work::visit(1);
         let receive = &receives[at];
-        let free = places.free(receive, *slots(&mut program.rings[receive.stage.index()], receive.op));
+        let ring =
+            if receive.op == Op::RecvG { 1 } else { *slots(&mut program.rings[receive.stage.index()], receive.op) };
+        let free = places.free(receive, ring);
         if free > held.0 {
             held = (free, at);
         }

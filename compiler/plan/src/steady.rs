@@ -80,7 +80,7 @@ impl<'a> Pace<'a> {
         let step = u64::from(program.streams[0].microbatches);
         let slots = program.rings.iter().map(|r| u64::from(r.send_f.max(r.send_b))).max().unwrap_or(0);
         let from = slots.div_ceil(step);
-        let clock = Clock::new(program, costs, from * step - slots);
+        let clock = Clock::new(program, costs, (from * step - slots, from * u64::from(program.streams[0].updates)));
         Pace { program, window, costs, clock, from, turns: 0, carried: Vec::new() }
     }
 
@@ -103,8 +103,8 @@ impl<'a> Pace<'a> {
         if self.turns == 0 {
             return None;
         }
-        let later = self.turns * u64::from(self.program.streams[0].microbatches);
-        let sides = self.carried.iter().map(|side| self.clock.side_ns(side.later(later)));
+        let later = |side: &Side| self.clock.later(*side, self.turns);
+        let sides = self.carried.iter().map(|side| self.clock.side_ns(later(side)));
         self.clock.free_ns.iter().map(|ns| Some(*ns)).chain(sides).collect()
     }
 

@@ -4,14 +4,15 @@
 //!
 //! A rank performs its instructions one after another; `F`, `B`, `I`, `W` and `U` take their stage's costs, the others
 //! no time. A transfer is made when both its sides are there; its content arrives one hop later, and the send slot is
-//! free from then on. So a receive that is posted in time costs the latency of one hop, as in the formulas of the
+//! free from then on. The exchange of a tied table's gradients is such a transfer too, with a latency of its own: `U` starts when both sums
+//! are there and its own was taken. So a receive that is posted in time costs the latency of one hop, as in the formulas of the
 //! field.
 //!
 //! Times are integers in nanoseconds.
 
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Op, Program};
-use artifact::verify::execute::{Event, Execution, Extent, Ports, cycle};
+use artifact::verify::execute::{Event, Execution, Extent, Ports, cycle, port, side};
 use artifact::verify::index::Places;
 
 /// What one stage's instructions take.
@@ -32,12 +33,14 @@ pub struct Costs {
     pub stages: Vec<StageCosts>,
     /// Latency of a transfer.
     pub hop_ns: u64,
+    /// Latency of a transfer of a tied table's gradient.
+    pub exchange_ns: u64,
 }
 
 impl Costs {
-    /// Equal stages.
+    /// Equal stages. An exchange takes a hop.
     pub fn uniform(stages: usize, f_ns: u64, i_ns: u64, w_ns: u64, hop_ns: u64) -> Self {
-        Costs { stages: vec![StageCosts { f_ns, i_ns, w_ns, u_ns: 0 }; stages], hop_ns }
+        Costs { stages: vec![StageCosts { f_ns, i_ns, w_ns, u_ns: 0 }; stages], hop_ns, exchange_ns: hop_ns }
     }
 
     /// F, I and W of one unit each.
@@ -50,7 +53,7 @@ impl Costs {
         let of = |list: &[u64], s: usize| list.get(s).or(list.last()).copied().unwrap_or(0);
         let stage =
             |s| StageCosts { f_ns: of(&costs.f_ns, s), i_ns: of(&costs.i_ns, s), w_ns: of(&costs.w_ns, s), u_ns: 0 };
-        Costs { stages: (0..stages).map(stage).collect(), hop_ns: costs.hop_ns }
+        Costs { stages: (0..stages).map(stage).collect(), hop_ns: costs.hop_ns, exchange_ns: costs.hop_ns }
     }
 
     /// Each stage cut into equal parts, so that there are `stages`, a multiple of what there are.
@@ -67,7 +70,7 @@ impl Costs {
                 u_ns: s.u_ns / parts,
             })
         };
-        Costs { stages: self.stages.iter().flat_map(cut).collect(), hop_ns: self.hop_ns }
+        Costs { stages: self.stages.iter().flat_map(cut).collect(), ..*self }
     }
 
     /// What an instruction of `stage` takes.
@@ -79,7 +82,7 @@ impl Costs {
             Op::I => costs.i_ns,
             Op::W(_) => costs.w_ns,
             Op::U => costs.u_ns,
-            Op::SendF | Op::RecvF | Op::SendB | Op::RecvB => 0,
+            Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => 0,
         }
     }
 }
@@ -106,11 +109,11 @@ impl Timed {
 
     /// Whether it is a send or a receive.
     pub(crate) fn transfers(&self) -> bool {
-        matches!(self.op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB)
+        self.op.transfers()
     }
 }
 
-/// When both sides of a channel's transfers were there, by micro-batch.
+/// When both sides of a channel's transfers were there, by micro-batch (by update, where gradients are exchanged).
 #[derive(Clone, Debug, Default)]
 struct Link {
     offers: Times,
@@ -145,13 +148,6 @@ pub(crate) struct Side {
     mb: u64,
 }
 
-impl Side {
-    /// The same of a later micro-batch.
-    pub fn later(self, microbatches: u64) -> Side {
-        Side { mb: self.mb + microbatches, ..self }
-    }
-}
-
 /// Gives events their times, in an order that respects all waits. What began before the first event ended at zero.
 pub(crate) struct Clock<'a> {
     costs: &'a Costs,
@@ -159,34 +155,45 @@ pub(crate) struct Clock<'a> {
     pub free_ns: Vec<u64>,
     /// By channel.
     links: Vec<Link>,
-    ports: Vec<[Ports; 2]>,
-    /// The first micro-batch that anything is asked of.
-    first: u64,
+    ports: Vec<[Ports; 3]>,
+    program: &'a Program,
+    /// The first micro-batch and the first update that anything is asked of.
+    first: (u64, u64),
 }
 
 impl<'a> Clock<'a> {
-    pub fn new(program: &'a Program, costs: &'a Costs, first: u64) -> Self {
-        let links = vec![Link::default(); 2 * program.rank_of_stage.len().saturating_sub(1)];
-        Clock { costs, free_ns: vec![0; program.streams.len()], links, ports: Ports::of(program), first }
+    pub fn new(program: &'a Program, costs: &'a Costs, first: (u64, u64)) -> Self {
+        // The last two are for a tied table.
+        let links = vec![Link::default(); 2 * program.rank_of_stage.len()];
+        Clock { costs, free_ns: vec![0; program.streams.len()], links, ports: Ports::of(program), program, first }
+    }
+
+    fn exchanges(&self, channel: usize) -> bool {
+        channel + 2 >= self.links.len()
+    }
+
+    fn place(&self, channel: usize, number: u64) -> usize {
+        (number - if self.exchanges(channel) { self.first.1 } else { self.first.0 }) as usize
+    }
+
+    /// The same side so many repetitions later.
+    pub fn later(&self, side: Side, repetitions: u64) -> Side {
+        let stream = &self.program.streams[0];
+        let step = if self.exchanges(side.channel) { stream.updates } else { stream.microbatches };
+        Side { mb: side.mb + repetitions * u64::from(step), ..side }
     }
 
     /// Start and end of the event.
     pub fn time(&mut self, event: &Event) -> (u64, u64) {
         let (rank, s) = (event.rank.index(), event.stage.index());
         let free = self.free_ns[rank];
-        let place = (event.mb.wrapping_sub(self.first)) as usize;
-        let ready = match event.op {
-            Op::SendF => return self.there(2 * s, false, place, free),
-            Op::RecvF => return self.there(2 * (s - 1), true, place, free),
-            Op::SendB => return self.there(2 * (s - 1) + 1, false, place, free),
-            Op::RecvB => return self.there(2 * s + 1, true, place, free),
-            Op::F | Op::B(_) | Op::I => {
-                let [input, output] = self.waits(event);
-                let arrived = input.map_or(0, |transfer| self.made_ns(transfer).saturating_add(self.costs.hop_ns));
-                output.map_or(0, |transfer| self.made_ns(transfer)).max(arrived)
-            }
-            Op::W(_) | Op::U => 0,
-        };
+        if let Some((channel, sends)) = side(self.program, event.op, s) {
+            return self.there(channel, !sends, self.place(channel, event.mb), free);
+        }
+        let [input, output] = self.waits(event);
+        let latency_ns = if event.op == Op::U { self.costs.exchange_ns } else { self.costs.hop_ns };
+        let arrived = input.map_or(0, |transfer| self.made_ns(transfer).saturating_add(latency_ns));
+        let ready = output.map_or(0, |transfer| self.made_ns(transfer)).max(arrived);
         let start = free.max(ready);
         let end = start.saturating_add(self.costs.of(event.op, event.stage));
         self.free_ns[rank] = end;
@@ -200,20 +207,16 @@ impl<'a> Clock<'a> {
         (ns, ns)
     }
 
-    /// The transfers that the event waits for, by channel and micro-batch: of its input, and of what held its send slot.
+    /// The transfers that the event waits for, by channel and micro-batch (update): of its input, and of what held its send slot.
     fn waits(&self, event: &Event) -> [Option<(usize, u64)>; 2] {
-        let direction = match event.op {
-            Op::F => 0,
-            Op::B(_) | Op::I => 1,
-            _ => return [None; 2],
-        };
-        let ports = &self.ports[event.stage.index()][direction];
+        let Some(port) = port(event.op) else { return [None; 2] };
+        let ports = &self.ports[event.stage.index()][port];
         let holder = || event.mb.checked_sub(ports.slots);
         [ports.input.map(|c| (c, event.mb)), ports.output.and_then(|c| Some((c, holder()?)))]
     }
 
     fn made_ns(&self, (channel, mb): (usize, u64)) -> u64 {
-        let (link, place) = (&self.links[channel], (mb - self.first) as usize);
+        let (link, place) = (&self.links[channel], self.place(channel, mb));
         link.offers.after_ns(place).max(link.posts.after_ns(place)).saturating_sub(1)
     }
 
@@ -228,7 +231,7 @@ impl<'a> Clock<'a> {
     pub fn side_ns(&self, side: Side) -> Option<u64> {
         let link = &self.links[side.channel];
         let times = if side.posts { &link.posts } else { &link.offers };
-        times.after_ns((side.mb - self.first) as usize).checked_sub(1)
+        times.after_ns(self.place(side.channel, side.mb)).checked_sub(1)
     }
 }
 
@@ -252,7 +255,7 @@ fn places(program: &Program) -> Places {
 
 /// Shows the instructions of one segment of `updates` updates, in an order that respects all waits.
 pub(crate) fn watch(program: &Program, places: &Places, costs: &Costs, updates: u64, mut see: impl FnMut(&Timed)) {
-    let mut clock = Clock::new(program, costs, 0);
+    let mut clock = Clock::new(program, costs, (0, 0));
     let repetition = u64::from(program.streams.first().map_or(1, |s| s.updates).max(1));
     let last = updates.div_ceil(repetition);
     Execution::new(program, places, Extent::Updates(updates)).run(last, |event| {
@@ -267,7 +270,7 @@ const STUCK_STEPS_MAX: u64 = 1 << 22;
 /// The compute instructions that a program performs until ranks wait for each other; empty when they never do.
 pub(crate) fn run_stuck(program: &Program, costs: &Costs) -> Vec<Timed> {
     let (places, mut timed) = (places(program), Vec::new());
-    let mut clock = Clock::new(program, costs, 0);
+    let mut clock = Clock::new(program, costs, (0, 0));
     let mut execution = Execution::new(program, &places, Extent::Unbounded);
     for last in 0.. {
         execution.run(last, |event| {

@@ -58,13 +58,14 @@ fn any(random: &mut Random) -> (Program, Costs, u64) {
         let schedule = &schedules[random.below(schedules.len() as u64) as usize];
         let (ranks, accumulate) = (1 + random.below(5) as u32, 1 + random.below(6) as u32);
         let (receive_extra, send_slots) = (random.below(3) as u32, 1 + random.below(2) as u32);
-        let shape = Shape { receive_extra, send_slots, ..Shape::new(ranks, accumulate) };
+        let tied = schedule.update == Update::Flush && random.one_in(3);
+        let shape = Shape { receive_extra, send_slots, tied, ..Shape::new(ranks, accumulate) };
         let Ok(program) = plan::expand(schedule, shape) else { continue };
         let mut cost = || random.below(20);
         let stages = (0..program.rank_of_stage.len())
             .map(|_| StageCosts { f_ns: cost(), i_ns: cost(), w_ns: cost(), u_ns: cost() / 8 })
             .collect();
-        let costs = Costs { stages, hop_ns: cost() };
+        let costs = Costs { stages, hop_ns: cost(), exchange_ns: cost() };
         return (program, costs, 1 + random.below(4));
     }
 }
@@ -87,7 +88,8 @@ fn paths_decide_the_run() {
         let mut now = 0;
         for step in &found.path {
             let event = &found.events[step.event];
-            now += if step.wait.hop() { costs.hop_ns } else { 0 };
+            let latency_ns = if Kind::of(event.op) == Kind::U { costs.exchange_ns } else { costs.hop_ns };
+            now += if step.wait.hop() { latency_ns } else { 0 };
             assert_eq!(event.start_ns, now, "{}", words(&found));
             now = event.end_ns;
             *seen.entry(format!("{:?}", step.wait)).or_insert(0) += 1;
@@ -97,7 +99,7 @@ fn paths_decide_the_run() {
         assert_eq!(starts, 1, "{}", words(&found));
 
         let hops = found.path.iter().filter(|s| s.wait.hop()).count() as u64;
-        let slower = Costs { hop_ns: costs.hop_ns + 7, ..costs.clone() };
+        let slower = Costs { hop_ns: costs.hop_ns + 7, exchange_ns: costs.exchange_ns + 7, ..costs.clone() };
         assert!(end_ns(&program, &slower, updates) >= makespan + 7 * hops, "{}", words(&found));
         for stage in 0..costs.stages.len() {
             let on = |s: &&plan::critical::Step| {

@@ -3,6 +3,7 @@
 //!
 //! It is slow and knows no formula: every figure is counted while a run goes on.
 
+use crate::ring::{Ring, Slot};
 use artifact::stream::{Op, Policy, Program, RingSizes};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -31,10 +32,11 @@ impl Random {
     }
 }
 
-/// How long an instruction takes, and a transfer from the moment when both sides are there.
+/// How long an instruction takes, and a transfer from the moment when both sides are there; whether it is one of a tied table's
+/// gradient.
 pub struct Durations<'a> {
     pub compute: &'a mut dyn FnMut(Op, usize) -> u64,
-    pub hop: &'a mut dyn FnMut() -> u64,
+    pub hop: &'a mut dyn FnMut(bool) -> u64,
 }
 
 /// What a run showed.
@@ -60,63 +62,6 @@ impl Observed {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Slot {
-    Free,
-    /// Posted, or computed and not yet offered.
-    Claimed(u64),
-    /// Received and not yet released; for send rings: offered.
-    Ready(u64),
-}
-
-#[derive(Clone, Debug)]
-struct Ring {
-    slots: Vec<Slot>,
-    taken: u32,
-    most: u32,
-}
-
-impl Ring {
-    fn new(slots: u32) -> Self {
-        Ring { slots: vec![Slot::Free; slots as usize], taken: 0, most: 0 }
-    }
-
-    fn at(&mut self, mb: u64) -> Result<&mut Slot, String> {
-        let n = self.slots.len() as u64;
-        if n == 0 { Err("a ring without slots".into()) } else { Ok(&mut self.slots[(mb % n) as usize]) }
-    }
-
-    fn claim(&mut self, mb: u64, what: &str) -> Result<(), String> {
-        let slot = self.at(mb)?;
-        if *slot != Slot::Free {
-            return Err(format!("{what} of {mb} finds {slot:?}"));
-        }
-        *slot = Slot::Claimed(mb);
-        self.taken += 1;
-        self.most = self.most.max(self.taken);
-        Ok(())
-    }
-
-    fn ready(&mut self, mb: u64, what: &str) -> Result<(), String> {
-        let slot = self.at(mb)?;
-        if *slot != Slot::Claimed(mb) {
-            return Err(format!("{what} of {mb} finds {slot:?}"));
-        }
-        *slot = Slot::Ready(mb);
-        Ok(())
-    }
-
-    fn release(&mut self, mb: u64, what: &str) -> Result<(), String> {
-        let slot = self.at(mb)?;
-        match *slot {
-            Slot::Claimed(m) | Slot::Ready(m) if m == mb => *slot = Slot::Free,
-            other => return Err(format!("{what} of {mb} releases {other:?}")),
-        }
-        self.taken -= 1;
-        Ok(())
-    }
-}
-
 #[derive(Clone, Debug)]
 struct Stage {
     stash: Ring,
@@ -124,6 +69,11 @@ struct Stage {
     send_f: Ring,
     recv_b: Ring,
     send_b: Ring,
+    /// By update, where a tied table's gradient is exchanged: the accumulator, and the other end's sum.
+    table: Ring,
+    recv_g: Ring,
+    /// By micro-batch: the versions that F and its backward pass read.
+    versions: Vec<[u64; 2]>,
     /// Updates made.
     version: u64,
     /// The versions of the weights that are kept, by slot; none while one is written.
@@ -147,6 +97,9 @@ impl Stage {
             send_f: Ring::new(rings.send_f),
             recv_b: Ring::new(rings.recv_b),
             send_b: Ring::new(rings.send_b),
+            table: Ring::new(1),
+            recv_g: Ring::new(1),
+            versions: vec![[0; 2]; microbatches],
             version: 0,
             weights: std::iter::once(Some(0)).chain(vec![None; (rings.weights - 1) as usize]).collect(),
             read: vec![None; microbatches],
@@ -174,9 +127,11 @@ impl Stage {
 enum Direction {
     Forward,
     Backward,
+    /// Between the ends of a tied table.
+    Across,
 }
 
-/// Stage that sends, direction, micro-batch.
+/// Stage that sends, direction, micro-batch (update, of a tied table).
 type Message = (usize, Direction, u64);
 
 /// From one rank to another: what is offered and what is posted. Nothing but its order tells messages apart.
@@ -221,17 +176,52 @@ impl World<'_> {
         self.wires.entry(pair).or_default()
     }
 
+    /// The two stages with the ends of a tied table.
+    fn table(&self) -> Option<[usize; 2]> {
+        let last = self.stages.len() - 1;
+        (self.program.tied && self.program.copies == 1 && last > 0).then_some([0, last])
+    }
+
+    /// The other end of a tied table, on another rank.
+    fn across(&self, s: usize) -> Option<usize> {
+        let ends = self.table().filter(|ends| ends.contains(&s))?;
+        let [first, last] = ends.map(|s| self.program.rank_of_stage[s]);
+        (first != last).then_some(ends[0] + ends[1] - s)
+    }
+
+    /// Ends on one rank share the table: whoever reads it finds both updates made, or none.
+    fn whole(&self, s: usize) -> Checked {
+        let Some(ends) = self.table().filter(|ends| ends.contains(&s)) else { return Ok(()) };
+        let [first, last] = ends.map(|s| self.stages[s].version);
+        if self.across(s).is_some() || first == last { Ok(()) } else { Err("between two updates of a table".into()) }
+    }
+
+    /// An update of a tied table: its own sum is taken, the other one there.
+    fn begin_update(&mut self, s: usize, u: u64) -> Result<bool, String> {
+        if self.across(s).is_none() {
+            return Ok(true);
+        }
+        let stage = &mut self.stages[s];
+        match (*stage.table.at(u)?, *stage.recv_g.at(u)?) {
+            (Slot::Free, Slot::Ready(m)) if m == u => Ok(true),
+            (Slot::Free | Slot::Ready(_), Slot::Claimed(m) | Slot::Ready(m)) if m == u => Ok(false),
+            other => Err(format!("update {u} waits for what nothing will bring: {other:?}")),
+        }
+    }
+
     /// Starts an instruction: claims what it writes. False: it has to wait.
     fn begin(&mut self, op: Op, s: usize, mb: u64) -> Result<bool, String> {
         match op {
             Op::F => self.begin_forward(s, mb),
             Op::B(_) | Op::I => self.begin_backward(s, mb),
             Op::W(_) if self.stages[s].crossed[mb as usize].is_none() => Err(format!("W {mb} before I")),
+            Op::U => self.begin_update(s, mb),
             _ => Ok(true),
         }
     }
 
     fn begin_forward(&mut self, s: usize, mb: u64) -> Result<bool, String> {
+        self.whole(s)?;
         let (from, to) = (s > 0 && self.together(s - 1), self.together(s));
         let (first, last) = self.ends(s);
         let stage = &mut self.stages[s];
@@ -253,6 +243,7 @@ impl World<'_> {
             _ => stage.version,
         };
         stage.reads(version, "F", mb)?;
+        stage.versions[mb as usize][0] = version;
         if stage.read[mb as usize].replace(version).is_some() {
             return Err(format!("F {mb} twice"));
         }
@@ -263,6 +254,7 @@ impl World<'_> {
     }
 
     fn begin_backward(&mut self, s: usize, mb: u64) -> Result<bool, String> {
+        self.whole(s)?;
         let (from, to) = (s > 0 && self.together(s - 1), self.together(s));
         let (first, last) = self.ends(s);
         let stage = &mut self.stages[s];
@@ -278,6 +270,7 @@ impl World<'_> {
             Policy::Current | Policy::Recomputed | Policy::Predicted => stage.version,
         };
         stage.reads(version, "backward", mb)?;
+        stage.versions[mb as usize][1] = version;
         let activations = if self.program.policy == Policy::Recomputed { version } else { read };
         if stage.crossed[mb as usize].replace(version - activations).is_some() {
             return Err(format!("backward of {mb} twice"));
@@ -324,13 +317,34 @@ impl World<'_> {
                 self.wire(s + 1, s).posts.push_back((s + 1, Direction::Backward, mb));
                 Ok(())
             }
+            Op::SendG => {
+                let k = u64::from(self.program.accumulate);
+                let partner = self.across(s).ok_or("there is no other end")?;
+                let gradients = &self.stages[s].gradients;
+                if gradients.len() as u64 != k || gradients.iter().any(|m| m / k != mb) {
+                    return Err(format!("{gradients:?} is sent for update {mb}"));
+                }
+                self.stages[s].table.ready(mb, "SEND_G")?;
+                self.wire(s, partner).offers.push_back((s, Direction::Across, mb));
+                Ok(())
+            }
+            Op::RecvG => {
+                let partner = self.across(s).ok_or("there is no other end")?;
+                self.stages[s].recv_g.claim(mb, "RECV_G")?;
+                self.wire(partner, s).posts.push_back((partner, Direction::Across, mb));
+                Ok(())
+            }
         }
     }
 
     fn weight(&mut self, s: usize, mb: u64, first: bool, last: bool) -> Checked {
         let k = u64::from(self.program.accumulate);
-        let has_next = !self.ends(s).1;
+        let (has_next, exchanges) = (!self.ends(s).1, self.across(s).is_some());
+        self.whole(s)?;
         let stage = &mut self.stages[s];
+        if exchanges && first {
+            stage.table.claim(mb / k, "the accumulator")?;
+        }
         if first != stage.gradients.is_empty() {
             return Err(format!("the gradient of {mb} is marked first: {first}, after {:?}", stage.gradients));
         }
@@ -354,7 +368,11 @@ impl World<'_> {
 
     fn update(&mut self, s: usize, u: u64) -> Checked {
         let k = u64::from(self.program.accumulate);
+        let exchanges = self.across(s).is_some();
         let stage = &mut self.stages[s];
+        if exchanges {
+            stage.recv_g.release(u, "U")?;
+        }
         if stage.gradients.len() as u64 != k || stage.gradients.iter().any(|m| m / k != u) || stage.version != u {
             return Err(format!("update {u} of version {} with {:?}", stage.version, stage.gradients));
         }
@@ -371,7 +389,7 @@ impl World<'_> {
     }
 
     /// Makes every transfer whose sides are there: the send slot is free from now on.
-    fn transfer(&mut self, hop: &mut dyn FnMut() -> u64) -> Result<bool, String> {
+    fn transfer(&mut self, hop: &mut dyn FnMut(bool) -> u64) -> Result<bool, String> {
         let mut made = Vec::new();
         for wire in self.wires.values_mut() {
             while let (Some(offered), Some(wanted)) = (wire.offers.front(), wire.posts.front()) {
@@ -387,8 +405,9 @@ impl World<'_> {
             match direction {
                 Direction::Forward => self.stages[s].send_f.release(mb, "send_f")?,
                 Direction::Backward => self.stages[s].send_b.release(mb, "send_b")?,
+                Direction::Across => self.stages[s].table.release(mb, "the accumulator")?,
             }
-            self.moving.push((self.now + hop(), *message));
+            self.moving.push((self.now + hop(direction == Direction::Across), *message));
         }
         Ok(!made.is_empty())
     }
@@ -405,6 +424,10 @@ impl World<'_> {
             match direction {
                 Direction::Forward => self.stages[s + 1].recv_f.ready(*mb, "arrival")?,
                 Direction::Backward => self.stages[s - 1].recv_b.ready(*mb, "arrival")?,
+                Direction::Across => {
+                    let partner = self.across(*s).ok_or("there is no other end")?;
+                    self.stages[partner].recv_g.ready(*mb, "arrival")?;
+                }
             }
         }
         Ok(!arrived.is_empty())
@@ -441,7 +464,7 @@ impl Worker {
                 if !world.begin(op, s, mb).map_err(at)? {
                     return Ok(false);
                 }
-                let transfer = matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB);
+                let transfer = matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG);
                 let takes = if transfer { 0 } else { (durations.compute)(op, s) };
                 self.until = Some(now + takes);
                 self.busy += takes;
@@ -514,7 +537,7 @@ pub fn interpret(program: &Program, updates: u64, random: &mut Random) -> Result
     let seed = random.next();
     let (mut one, mut other) = (Random(seed), Random(!seed));
     let mut compute = |_, _| one.below(fast);
-    let mut hop = || other.below(far);
+    let mut hop = |_| other.below(far);
     simulate(program, updates, Durations { compute: &mut compute, hop: &mut hop })
 }
 
@@ -530,8 +553,14 @@ fn finished(world: World, workers: &[Worker], updates: u64) -> Result<Observed, 
         span: workers.iter().map(|w| w.span.unwrap_or_default()).collect(),
         updated: world.stages.iter().map(|stage| stage.updated.clone()).collect(),
     };
+    if let Some([first, last]) = world.table()
+        && world.stages[first].versions != world.stages[last].versions
+    {
+        return Err("a micro-batch met two versions of a tied table".into());
+    }
     for stage in world.stages {
-        let rings = [&stage.stash, &stage.recv_f, &stage.send_f, &stage.recv_b, &stage.send_b];
+        let rings =
+            [&stage.stash, &stage.recv_f, &stage.send_f, &stage.recv_b, &stage.send_b, &stage.table, &stage.recv_g];
         if rings.iter().any(|ring| ring.taken > 0) || stage.version != updates {
             return Err("something is left at the end".into());
         }

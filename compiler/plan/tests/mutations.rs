@@ -16,7 +16,7 @@ type Fault = fn(&mut Case, &mut Random) -> bool;
 /// A fault is as good as caught when it was seen so often.
 const SEEN: u32 = 8;
 
-const FACTS: [(&str, Fault); 16] = [
+const FACTS: [(&str, Fault); 18] = [
     ("the largest drift is one too low", |case, _| any(case, |case, s| lower(&mut case.facts.stages[s].drift.max))),
     ("the largest drift is one too high", |case, _| any(case, |case, s| raise(&mut case.facts.stages[s].drift.max))),
     ("the largest delay is one too low", |case, _| any(case, |case, s| lower(&mut case.facts.stages[s].delay.max))),
@@ -82,6 +82,16 @@ const FACTS: [(&str, Fault); 16] = [
         let timed = plan::time::run(&case.program, &costs, u64::from(case.program.streams[0].updates));
         replace(&mut case.facts.makespan_ns, timed.iter().map(|t| t.end_ns).max().unwrap_or(0))
     }),
+    ("the makespan leaves the exchange of a tied table out", |case, _| {
+        let costs = plan::time::Costs { exchange_ns: 0, ..case.costs.clone() };
+        let timed = plan::time::run(&case.program, &costs, u64::from(case.program.streams[0].updates));
+        replace(&mut case.facts.makespan_ns, timed.iter().map(|t| t.end_ns).max().unwrap_or(0))
+    }),
+    ("the period leaves the exchange of a tied table out", |case, _| {
+        let costs = plan::time::Costs { exchange_ns: 0, ..case.costs.clone() };
+        let steady = plan::steady::steady(&case.program, &costs).expect("the plan is sound");
+        replace(&mut case.facts.period_ns, steady.period_ns())
+    }),
     ("the bubble of the span is over the global end", |case, _| {
         any_rank(case, |case, r| {
             let facts = &mut case.facts.ranks[r];
@@ -103,7 +113,7 @@ const FACTS: [(&str, Fault); 16] = [
     ("a bound that is missed is passed over", |case, _| case.missed.pop().is_some_and(|code| code != "P0313")),
 ];
 
-const PLANS: [(&str, Fault); 12] = [
+const PLANS: [(&str, Fault); 17] = [
     ("the stash is one short", |case, random| short(case, random, |r| &mut r.stash)),
     ("the ring of inputs is one short", |case, random| short(case, random, |r| &mut r.recv_f)),
     ("the ring of output gradients is one short", |case, random| short(case, random, |r| &mut r.recv_b)),
@@ -124,6 +134,13 @@ const PLANS: [(&str, Fault); 12] = [
     ("two sends to the same rank are swapped", |case, _| swapped_sends(case)),
     ("a post is missing", |case, random| removed(case, random, |op| matches!(op, Op::RecvF | Op::RecvB))),
     ("a send is missing", |case, random| removed(case, random, |op| matches!(op, Op::SendF | Op::SendB))),
+    ("an update does not wait for the other end's gradient", |case, random| alone(case, random)),
+    ("the sum that is exchanged lacks the last weight gradient", |case, random| {
+        moved(case, random, |op| op == Op::SendG, |op| matches!(op, Op::B(_) | Op::W(_)))
+    }),
+    ("one end's gradient is not sent", |case, random| removed(case, random, |op| op == Op::SendG)),
+    ("one end's gradient is not received", |case, random| removed(case, random, |op| op == Op::RecvG)),
+    ("ends on one rank are updated one late", |case, _| late_end(case)),
 ];
 
 const ORDERS: [(&str, Fault); 5] = [
@@ -245,6 +262,35 @@ fn moved(case: &mut Case, random: &mut Random, of: fn(Op) -> bool, before: fn(Op
     let Some(to) = list[..at].iter().rposition(|i| before(i.op) && i.stage == instr.stage) else { return false };
     list.remove(at);
     list.insert(to, instr);
+    true
+}
+
+/// Both ends of a tied table exchange nothing: each updates with what it has.
+fn alone(case: &mut Case, _: &mut Random) -> bool {
+    let exchanges = |i: &Instr| matches!(i.op, Op::SendG | Op::RecvG);
+    let lists = sections(case);
+    let any = lists.iter().any(|list| list.iter().any(exchanges));
+    lists.into_iter().for_each(|list| list.retain(|i| !exchanges(i)));
+    any
+}
+
+/// Of ends on one rank the one that is updated last is so after the next repetition's first instruction.
+fn late_end(case: &mut Case) -> bool {
+    let Some(ends) = case.program.tied_ends().filter(|ends| case.program.partner(ends[0]).is_none()) else {
+        return false;
+    };
+    let rank = case.program.rank_of_stage[ends[0]].index();
+    let stream = &mut case.program.streams[rank];
+    let update = |i: &Instr| i.op == Op::U && ends.contains(&i.stage.index());
+    let Some(at) = stream.period.iter().rposition(update) else { return false };
+    let after = stream.period.iter().position(|i| i.op == Op::F && ends.contains(&i.stage.index()));
+    let late = stream.period.remove(at);
+    stream.prologue = stream.period.clone();
+    let step = [stream.microbatches, stream.updates];
+    for i in &mut stream.period {
+        i.mb += step[usize::from(i.op.by_update())];
+    }
+    stream.period.insert(after.map_or(0, |at| at + 1), late);
     true
 }
 

@@ -69,6 +69,7 @@ fn random_streams(random: &mut Random) -> Program {
         accumulate: k,
         policy: Policy::Current,
         copies: 1,
+        tied: false,
     }
 }
 
@@ -116,6 +117,19 @@ fn good_programs() -> Vec<Program> {
     ] {
         let schedule = dsl::library::schedule(name).unwrap();
         programs.push(plan::expand(&schedule, Shape::new(ranks, accumulate)).unwrap());
+    }
+    // Ends of a tied table on ranks that are neighbours, or not, or on one.
+    for (name, ranks, accumulate) in [
+        ("one_f_one_b", 2, 2),
+        ("one_f_one_b", 3, 2),
+        ("gpipe", 2, 1),
+        ("zb_h1", 3, 3),
+        ("looped_bfs", 2, 3),
+        ("zb_v", 2, 3),
+    ] {
+        let schedule = dsl::library::schedule(name).unwrap();
+        let shape = Shape { tied: true, ..Shape::new(ranks, accumulate) };
+        programs.push(plan::expand(&schedule, shape).unwrap());
     }
     programs
 }
@@ -227,8 +241,14 @@ fn arbitrary_programs_get_an_answer() {
     for _ in 0..20_000 {
         let instr = |random: &mut Random| {
             let a = Accumulation { first: random.below(2) == 0, last: random.below(2) == 0 };
-            let ops = [Op::F, Op::B(a), Op::I, Op::W(a), Op::U, Op::SendF, Op::RecvF, Op::SendB, Op::RecvB];
-            Instr { op: ops[random.below(9) as usize], stage: StageId(wild(random) % 5), mb: wild(random) }
+            let computes = [Op::F, Op::B(a), Op::I, Op::W(a), Op::U];
+            let transfers = [Op::SendF, Op::RecvF, Op::SendB, Op::RecvB, Op::SendG, Op::RecvG];
+            let ops = [&computes[..], &transfers].concat();
+            Instr {
+                op: ops[random.below(ops.len() as u64) as usize],
+                stage: StageId(wild(random) % 5),
+                mb: wild(random),
+            }
         };
         let list = |random: &mut Random| (0..random.below(8)).map(|_| instr(random)).collect::<Vec<_>>();
         let streams = (0..random.below(4))
@@ -243,7 +263,8 @@ fn arbitrary_programs_get_an_answer() {
         let rings =
             (0..random.below(4)).map(|_| RingSizes { stash: wild(&mut random), ..Default::default() }).collect();
         let (accumulate, copies) = (wild(&mut random), wild(&mut random));
-        let _ = verify(&Program { streams, rank_of_stage, rings, accumulate, policy: Policy::Stash, copies });
+        let tied = random.one_in(2);
+        let _ = verify(&Program { streams, rank_of_stage, rings, accumulate, policy: Policy::Stash, copies, tied });
     }
     // One wild number in a sound program.
     for good in good_programs() {

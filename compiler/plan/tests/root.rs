@@ -13,6 +13,7 @@ mod mutations;
 mod orders;
 mod pages;
 mod properties;
+mod ring;
 mod search;
 mod specs;
 mod sweep;

@@ -38,6 +38,9 @@ pub enum Outcome {
 /// Slots beyond what a spec asks for, now and then.
 fn shape(spec: &Spec, random: &mut Random) -> Shape {
     let shape = Shape::of(spec);
+    // A tied table needs a flush.
+    let may = spec.schedule.update == Update::Flush || shape.ranks == 1;
+    let shape = Shape { tied: may && random.one_in(3), ..shape };
     if random.below(4) > 0 {
         return shape;
     }
@@ -63,6 +66,7 @@ fn case(spec: Spec, shape: Shape, program: Program) -> Case {
         Some(dsl::spec::Cost::Stages(costs)) => {
             let mut costs = Costs::of_spec(costs, program.stages_of_copy());
             costs.stages = costs.stages.repeat(program.copies as usize);
+            costs.exchange_ns = costs.hop_ns * 3 / 2;
             costs
         }
         other => panic!("the generator writes costs by stage: {other:?}"),
@@ -125,7 +129,10 @@ pub fn count(case: &Case, random: &mut Random) -> Result<Counted, String> {
 /// A run under the costs.
 fn timed(case: &Case, updates: u64) -> Result<Observed, String> {
     let mut compute = |op, stage: usize| case.costs.of(op, artifact::ids::StageId(stage as u32));
-    let durations = Durations { compute: &mut compute, hop: &mut || case.costs.hop_ns };
+    let durations = Durations {
+        compute: &mut compute,
+        hop: &mut |across| if across { case.costs.exchange_ns } else { case.costs.hop_ns },
+    };
     simulate(&case.program, updates, durations)
 }
 

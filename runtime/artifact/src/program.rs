@@ -126,6 +126,10 @@ pub struct Param {
     pub state: Vec<Place>,
     /// Gradient accumulator; none when accumulate = 1 and the update is fused. An update that isn't may change it.
     pub gradient: Option<Place>,
+    /// Of a tied table with two ends: the other end's gradient, which the update adds to `gradient`. Its accumulator where that end is on
+    /// this rank, else where it is received: see [`crate::stream`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_end: Option<Place>,
     /// Why the update is not made by the kernel of the last weight gradient; none if it is. For people.
     pub unfused: Option<String>,
 }
@@ -205,6 +209,14 @@ pub struct Stage {
     pub params: Vec<Param>,
     pub io: StageIo,
     pub bodies: Bodies,
+}
+
+impl Stage {
+    /// Its parameters, but for the copy of a tied table, which the first stage has too.
+    pub fn own_params(&self) -> impl Iterator<Item = &Param> {
+        let copy = |p: &Param| self.stage.0 > 0 && p.other_end.is_some();
+        self.params.iter().filter(move |p| !copy(p))
+    }
 }
 
 /// Bytes of a rank's arena by purpose; `total` is what the runtime allocates.

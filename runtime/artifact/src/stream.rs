@@ -5,11 +5,11 @@
 //! A rank runs `prologue` once, then `period` as often as the run needs. Every repetition handles
 //! `microbatches` more micro-batches and makes `updates` more optimizer updates. An instruction names its
 //! micro-batch relative to the repetition: in repetition `n` (the prologue counts as repetition 0)
-//! `mb` stands for the absolute micro-batch `mb + n * microbatches`, and for `U` the absolute update is
+//! `mb` stands for the absolute micro-batch `mb + n * microbatches`, and for `U`, `SEND_G` and `RECV_G` the absolute update is
 //! `mb + n * updates`.
 //!
 //! A *segment* is what runs between two drains: micro-batches `0..M`, `M = segment updates * K`. An instruction whose
-//! absolute micro-batch is `>= M` (for `U`, whose absolute update is `>=` the segment's updates) is skipped: this one rule makes the epilogue (the last repetitions, with the forward
+//! absolute micro-batch is `>= M` (for `U`, `SEND_G` and `RECV_G`, whose absolute update is `>=` the segment's updates) is skipped: this one rule makes the epilogue (the last repetitions, with the forward
 //! passes that have nothing left to do skipped), so the epilogue is derived and not stored, and one text is proved for a run
 //! of any length.
 //!
@@ -63,6 +63,15 @@
 //! input gradient straight into `recv_b` of the stage before. So `recv_f` is then claimed at the start of F(m) of the stage before,
 //! `recv_b` at the start of B(m) (I(m)) of the next stage; both are released as in the table. The stream's order is all that there is to wait for.
 //!
+//! # Tied tables
+//!
+//! In a *tied* program the last stage's head multiplies by the table that the first stage embeds tokens with. An update of the table
+//! takes the sum of both ends' gradients, each accumulated apart. Ends on different ranks each hold a copy of the table and *exchange*
+//! their accumulators before every update (the plan's action REDUCE_GRAD): `RECV_G` posts a receive into a buffer beside the accumulator,
+//! which the update before is done with; `SEND_G` offers the accumulator; `U` of an end waits until both transfers are done, and
+//! adds the two. Both copies then make the same update from the same sum, so they stay equal bit for bit. Ends on one rank
+//! share the table: one U makes its update, and between the `U`s of both ends comes nothing but other `U`s.
+//!
 //! # Copies
 //!
 //! A program may hold several copies of the model's stages, each a pipeline of its own with its share of the micro-batches: of
@@ -95,6 +104,22 @@ pub enum Op {
     SendB,
     /// Post a receive for the output gradient from the next stage.
     RecvB,
+    /// Offer the accumulated gradient of the tied table to its other end; `mb` is the update's index.
+    SendG,
+    /// Post a receive for the gradient of the tied table's other end; `mb` is the update's index.
+    RecvG,
+}
+
+impl Op {
+    /// Whether it is performed once an update, and `mb` is the update's index.
+    pub fn by_update(self) -> bool {
+        matches!(self, Op::U | Op::SendG | Op::RecvG)
+    }
+
+    /// Whether it is one side of a transfer.
+    pub fn transfers(self) -> bool {
+        matches!(self, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG)
+    }
 }
 
 /// Where a weight gradient stands among those of its update.
@@ -126,6 +151,11 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// By how much an instruction's `mb` grows from one repetition to the next.
+    pub fn step(&self, op: Op) -> u32 {
+        if op.by_update() { self.updates } else { self.microbatches }
+    }
+
     /// The instructions of a segment of `updates` updates, with absolute micro-batches (absolute updates for U).
     /// Lazy: a run of any length costs no memory.
     pub fn segment(&self, updates: u64) -> impl Iterator<Item = (Op, StageId, u64)> + '_ {
@@ -135,8 +165,8 @@ impl Stream {
         let prologue = self.prologue.iter().map(|i| (i, 0));
         let period = (0..repetitions).flat_map(move |n| self.period.iter().map(move |i| (i, n)));
         prologue.chain(period).filter_map(move |(i, n)| {
-            let (step, end) = if i.op == Op::U { (self.updates, updates) } else { (self.microbatches, limit) };
-            let at = u64::from(i.mb) + n * u64::from(step);
+            let end = if i.op.by_update() { updates } else { limit };
+            let at = u64::from(i.mb) + n * u64::from(self.step(i.op));
             (at < end).then_some((i.op, i.stage, at))
         })
     }
@@ -181,6 +211,9 @@ pub struct Program {
     /// Copies of the model's stages.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub copies: u32,
+    /// Whether the head multiplies by the token embedding's table.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tied: bool,
 }
 
 fn one() -> u32 {
@@ -217,6 +250,21 @@ impl Program {
     pub fn hands_over(&self, stage: usize) -> bool {
         let same = |next: usize| self.rank_of_stage.get(stage) == self.rank_of_stage.get(next);
         self.after(stage).is_some_and(same)
+    }
+
+    /// The two stages that a tied table lies between; none where one stage holds both ends. Several copies of the model are analysed
+    /// without what their copies exchange, this too.
+    pub fn tied_ends(&self) -> Option<[usize; 2]> {
+        let last = self.rank_of_stage.len().checked_sub(1)?;
+        (self.tied && self.copies == 1 && last > 0).then_some([0, last])
+    }
+
+    /// The stage that `stage` exchanges gradients with: the other end of the tied table, on another rank.
+    pub fn partner(&self, stage: usize) -> Option<usize> {
+        let [first, last] = self.tied_ends()?;
+        let other = if stage == first { last } else { first };
+        let apart = self.rank_of_stage[first] != self.rank_of_stage[last];
+        (apart && (stage == first || stage == last)).then_some(other)
     }
 
     /// The border over which `stage` receives activations and sends gradients, named by its lower stage. None on the

@@ -16,12 +16,15 @@
 //! 6. *Calls*: a kernel exists in the stage's image, and gets the arguments and the scratch that it takes.
 //! 7. *Images*: exports are known kernels, ascending, and start inside the code; on a GPU each has the functions that its kernel launches.
 //! 8. *Launches*: kernels of a GPU launch something, those of a CPU nothing; blocks are whole warps of at most 1024 threads, grids not empty.
-//! 9. *Names*: parameter names are unique over all stages. There is a group, and each parameter is in one that exists.
+//! 9. *Names*: parameter names are unique over all stages, but for the copy of a tied table at its other end, equal in shape and group. There
+//!    is a group, and each parameter is in one that exists.
+//! 10. *Tied tables*: the one that the first stage embeds with has a buffer for its other end's gradient; where that end is on another rank, the last
+//!    stage has its copy with the same. No other parameter has one.
 
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
 use crate::launches;
-use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Place, Stage};
+use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Param, Place, Stage};
 use crate::stream::Policy;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -86,6 +89,7 @@ pub fn manifest(m: &Manifest) -> Check {
     launches::shapes(m)?;
     links(m)?;
     names(m)?;
+    tied(m)?;
     (0..m.memory.len()).try_for_each(|rank| owners(m, RankId(rank as u32)))
 }
 
@@ -189,7 +193,8 @@ fn all_places(stage: &Stage) -> impl Iterator<Item = (&'static str, Place)> + '_
     let params = stage.params.iter().flat_map(|p| {
         let states = p.state.iter().map(|&s| ("an optimizer state", s));
         let weights = [("a weight", p.weight)].into_iter().chain(p.copy.map(|c| ("a weight's copy", c)));
-        states.chain(weights).chain(p.gradient.map(|g| ("a gradient", g)))
+        let gradients = [p.gradient, p.other_end].into_iter().flatten();
+        states.chain(weights).chain(gradients.map(|g| ("a gradient", g)))
     });
     let args = calls(&stage.bodies).flat_map(|c| &c.args).map(|&a| (ARGUMENT, a));
     optional.into_iter().filter_map(|(name, p)| p.map(|p| (name, p))).chain(params).chain(args)
@@ -239,7 +244,7 @@ fn params(stage: &Stage, m: &Manifest) -> Check {
         ensure!(versions.slots == copies, "`{name}` has {} copies instead of {copies}", versions.slots);
         let copy = p.copy.is_none_or(|c| c.bytes == bytes / 2 && p.weight.slots == 1);
         ensure!(copy, "the copy of `{name}` is not half of the one weight that it is a copy of");
-        let weights = [&p.weight].into_iter().chain(&p.gradient).map(|place| (place, bytes));
+        let weights = [&p.weight].into_iter().chain(&p.gradient).chain(&p.other_end).map(|place| (place, bytes));
         let wanted = p.state.iter().zip(states.iter().map(|s| 4 * s.1)).chain(weights);
         for (place, bytes) in wanted {
             let fits = (place.slots == 1 || *place == p.weight) && place.bytes == bytes;
@@ -295,9 +300,29 @@ fn links(m: &Manifest) -> Check {
 
 fn names(m: &Manifest) -> Check {
     let mut seen = HashSet::new();
-    for p in m.stages.iter().flat_map(|s| &s.params) {
+    for p in m.stages.iter().flat_map(Stage::own_params) {
         ensure!(seen.insert(&p.name), "two parameters are called `{}`", p.name);
     }
+    Ok(())
+}
+
+fn tied(m: &Manifest) -> Check {
+    let tables: Vec<_> = m
+        .stages
+        .iter()
+        .flat_map(|s| s.params.iter().map(move |p| (s, p)))
+        .filter(|(_, p)| p.other_end.is_some())
+        .collect();
+    let holders: Vec<usize> = tables.iter().map(|(s, _)| s.stage.index()).collect();
+    let wanted: Vec<usize> = match m.program.partner(0) {
+        _ if !m.program.tied => Vec::new(),
+        None => vec![0],
+        Some(last) => vec![0, last],
+    };
+    ensure!(holders == wanted, "a tied table is on the stages {holders:?} instead of {wanted:?}");
+    ensure!(tables.iter().all(|(_, p)| p.gradient.is_some()), "a tied table has no accumulator");
+    let same = |a: &Param, b: &Param| (&a.name, &a.shape, a.group) == (&b.name, &b.shape, b.group);
+    ensure!(tables.windows(2).all(|t| same(t[0].1, t[1].1)), "the copies of a tied table differ");
     Ok(())
 }
 
@@ -323,8 +348,10 @@ fn slots(p: Place) -> impl Iterator<Item = Range<u64>> {
 fn lasting(stage: &Stage) -> impl Iterator<Item = Place> + '_ {
     let io = &stage.io;
     let rings = [io.tokens, io.recv_f, io.send_f, io.recv_b, io.send_b];
-    let params =
-        stage.params.iter().flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.copy).chain(p.gradient));
+    let params = stage
+        .params
+        .iter()
+        .flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.copy).chain(p.gradient).chain(p.other_end));
     rings.into_iter().flatten().chain([io.hyper, io.version, io.version_seen]).chain(params)
 }
 

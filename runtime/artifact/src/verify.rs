@@ -22,8 +22,10 @@
 //!    was offered earlier (send rings). A ring that has a user has a slot.
 //! 8. *Versions*: F and B (`I`) of every micro-batch read a version of the weights that is made by then, and that no later
 //!    version has begun to overwrite: see [`versions`]. There is more than one slot only where the policy reads older versions.
-//! 9. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
-//! 10. *Deadlock freedom*: see [`execute`].
+//! 9. *Tied tables*: both ends' passes of a micro-batch read the same version, and every update of the table takes both ends'
+//!    gradients of its micro-batches, all of them and no other: see [`exchange`].
+//! 10. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
+//! 11. *Deadlock freedom*: see [`execute`].
 //!
 //! Each is proved for any run length from the text of the streams: see [`index`] for relations between micro-batches of
 //! a stage; sequences that repeat with the same step are equal when they agree over both beginnings and one repetition;
@@ -34,6 +36,7 @@
 //! The work is linear in the program's size (for deadlocks: bounded), whatever the data: loaded bundles are verified
 //! again.
 
+mod exchange;
 pub mod execute;
 pub mod index;
 mod stage;
@@ -74,6 +77,13 @@ pub enum Violation {
         .missing.op.name(), .missing.mb, .missing.version, .missing.made, .missing.begun
     )]
     Version { stage: StageId, slots: u32, missing: Missing },
+    #[error(
+        "tied table: {} of micro-batch {mb} reads version {} of the table on stage {}, and version {} on stage {}",
+        .op.name(), .versions[0], .stages[0], .versions[1], .stages[1]
+    )]
+    Apart { stages: [StageId; 2], op: Kind, mb: u64, versions: [i64; 2] },
+    #[error("tied table: stage {stage}: {} of update {update} {what}", .op.name())]
+    Exchange { stage: StageId, op: Kind, update: u64, what: &'static str },
     #[error("transfers: rank {sender} does not send to rank {receiver} what that receives, from transfer {number} on")]
     Transfers { sender: RankId, receiver: RankId, number: usize },
     #[error("deadlock: {}", describe(.0))]
@@ -119,7 +129,9 @@ fn checked(program: &Program) -> Result<(Places, Window), Vec<Violation>> {
     found(stages.iter().filter_map(|s| s.updates(program.accumulate)).collect())?;
     found(stage::accumulation(program))?;
     found((0..stages.len()).filter_map(|s| stage::rings(program, &stages, s)).collect())?;
-    found(versions::check(program, &Versions::of(program, &stages)))?;
+    let versions = Versions::of(program, &stages);
+    found(versions::check(program, &versions))?;
+    found(exchange::check(program, &stages, &versions).into_iter().collect())?;
     found(transfers::check(program))?;
     let deadlock = |stuck| vec![Violation::Deadlock(stuck)];
     let window = execute::deadlock_free(program, &places).map_err(deadlock)?;
@@ -171,6 +183,9 @@ fn placement(program: &Program) -> Vec<Violation> {
             }
             (_, Kind::SendF | Kind::RecvB) if program.border_after(i.stage.index()).is_none() => {
                 "has the next stage on the same rank"
+            }
+            (_, Kind::SendG | Kind::RecvG) if program.partner(i.stage.index()).is_none() => {
+                "has no end of a tied table on another rank"
             }
             _ => return None,
         };

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 
-/// One side's slot of micro-batch `mb`.
+/// One side's slot of micro-batch (update, of a tied table) `mb`.
 #[derive(Clone, Copy, Debug)]
 pub struct End {
     pub mb: u64,
@@ -132,30 +132,36 @@ impl Channel {
     }
 }
 
-/// The channels of a pipeline, by the border that they cross: border `s` is between stages `s` and `s + 1`.
-#[derive(Debug)]
+/// The channels of a pipeline, by the border that they cross: border `s` is between stages `s` and `s + 1`; and those between the ends of
+/// a tied table: from the first stage, and from the last.
+#[derive(Debug, Default)]
 pub struct Links {
     pub forward: Vec<Channel>,
     pub backward: Vec<Channel>,
+    pub exchange: Vec<Channel>,
 }
 
 impl Links {
     /// Channels as large as the stages' rings need.
-    pub fn new(rings: &[artifact::stream::RingSizes]) -> Links {
+    pub fn new(program: &artifact::stream::Program) -> Links {
+        let rings = &program.rings;
         let borders = || rings.iter().zip(rings.iter().skip(1));
+        let ends = if program.partner(0).is_some() { 2 } else { 0 };
         Links {
             forward: borders().map(|(a, b)| Channel::new(a.send_f.max(b.recv_f))).collect(),
             backward: borders().map(|(a, b)| Channel::new(b.send_b.max(a.recv_b))).collect(),
+            exchange: (0..ends).map(|_| Channel::new(1)).collect(),
         }
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Channel> {
-        self.forward.iter().chain(&self.backward)
+        self.forward.iter().chain(&self.backward).chain(&self.exchange)
     }
 
     /// See [`Channel::reset`].
     pub fn reset(&mut self) -> bool {
-        let left: Vec<bool> = self.forward.iter_mut().chain(&mut self.backward).map(Channel::reset).collect();
+        let all = self.forward.iter_mut().chain(&mut self.backward).chain(&mut self.exchange);
+        let left: Vec<bool> = all.map(Channel::reset).collect();
         left.into_iter().all(|clean| clean)
     }
 }

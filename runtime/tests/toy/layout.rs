@@ -48,6 +48,7 @@ pub fn manifest(toy: Toy) -> Manifest {
             accumulate: toy.accumulate,
             policy: Policy::Current,
             copies: 1,
+            tied: false,
         },
         stages,
         memory,
@@ -107,6 +108,7 @@ fn param(layer: usize, accumulate: u32, bump: &mut Bump) -> Param {
         copy: None,
         state: vec![bump.one(bytes)],
         gradient: (accumulate > 1).then(|| bump.one(bytes)),
+        other_end: None,
         unfused: None,
     }
 }

@@ -28,7 +28,7 @@ pub fn program(problem: &Problem, order: &Order, shape: &Shape) -> Option<Progra
         Line::flush(&acts, &stages, problem.microbatches as u64)
     };
     let lines: Vec<Line> = order.iter().enumerate().map(line).collect();
-    let program = assemble(&lines, problem.place, shape);
+    let program = assemble(lines, problem.place, shape);
     verify(&program).is_ok().then_some(program)
 }
 

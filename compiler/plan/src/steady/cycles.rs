@@ -56,7 +56,8 @@ impl Graph {
         let mut node = 0;
         for stream in &program.streams {
             for i in &stream.period {
-                *at.get_mut(place(i.stage.index(), Kind::of(i.op), i.mb, step))? = Some((node, i.mb));
+                let residue = i.mb % stream.step(i.op).max(1);
+                *at.get_mut(place(i.stage.index(), Kind::of(i.op), residue, step))? = Some((node, i.mb));
                 node += 1;
             }
         }
@@ -90,15 +91,15 @@ struct Finder<'a> {
 }
 
 /// Kinds of instruction.
-const KINDS: usize = Kind::RecvB as usize + 1;
+const KINDS: usize = Kind::ALL.len();
 
-/// Where [`Finder::at`] has the instructions of a stage, by kind and residue.
-fn place(stage: usize, kind: Kind, mb: u32, step: usize) -> usize {
-    (stage * KINDS + kind as usize) * step + mb as usize % step
+/// Where [`Finder::at`] has the instructions of a stage, by kind and residue; `step` is the largest number of residues.
+fn place(stage: usize, kind: Kind, residue: u32, step: usize) -> usize {
+    (stage * KINDS + kind as usize) * step + residue as usize
 }
 
 impl Finder<'_> {
-    /// Adds the waits of F, B and I for their input and for their send slot.
+    /// Adds the waits of F, B and I for their input and for their send slot, and those of U for an exchange.
     fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
         let rings = &self.program.rings[s];
         let (before, after) = (self.program.border_before(s).is_some(), self.program.border_after(s).is_some());
@@ -115,6 +116,7 @@ impl Finder<'_> {
                 before.then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
                 rings.send_b,
             ),
+            Kind::U => return self.exchange(s, mb, time, edges),
             _ => return Some(()),
         };
         for side in input.into_iter().flatten() {
@@ -126,9 +128,22 @@ impl Finder<'_> {
         Some(())
     }
 
+    /// The waits of U for both gradients of a tied table: the other end's arrives, and its own is taken.
+    fn exchange(&self, s: usize, update: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
+        let Some(partner) = self.program.partner(s) else { return Some(()) };
+        let arrives = time + i128::from(self.costs.exchange_ns);
+        for (from, to, time) in [(partner, s, arrives), (s, partner, time)] {
+            for side in [(from, Kind::SendG), (to, Kind::RecvG)] {
+                edges.push(self.edge(side, update, 0, time)?);
+            }
+        }
+        Some(())
+    }
+
     /// The wait of micro-batch `mb` for the instruction of `mb - back`.
     fn edge(&self, (stage, kind): (usize, Kind), mb: u32, back: u32, time: i128) -> Option<Edge> {
-        let step = self.step as i128;
+        let updates = self.step as i128 / i128::from(self.program.accumulate.max(1));
+        let step = if kind.by_update() { updates.max(1) } else { self.step as i128 };
         let wanted = i128::from(mb) - i128::from(back);
         let (from, has) = (*self.at.get(place(stage, kind, wanted.rem_euclid(step) as u32, self.step))?)?;
         Some(Edge { from, time, shift: (i128::from(has) - wanted) / step })

@@ -6,6 +6,7 @@
 use super::{Action, Table, Verb};
 use crate::Shape;
 use crate::deadlock::sentence;
+use crate::exchange;
 use crate::expand::flushes;
 use crate::line::{Item, Line};
 use artifact::ids::{RankId, StageId};
@@ -35,16 +36,16 @@ impl Table {
     /// # Errors
     /// Ranks that wait for each other, with the cells that wait.
     pub fn program(&self) -> Result<Program, Vec<Diagnostic>> {
-        self.proved().map(|(program, _)| program)
+        self.proved(false).map(|(program, _)| program)
     }
 
-    /// [`Table::program`], and what the proof found out.
+    /// [`Table::program`] for a model whose head is tied to its embedding or not, and what the proof found out.
     ///
     /// # Errors
-    /// As [`Table::program`].
-    pub fn proved(&self) -> Result<(Program, Proved), Vec<Diagnostic>> {
+    /// As [`Table::program`]; a tied table that the order leaves no place for.
+    pub fn proved(&self, tied: bool) -> Result<(Program, Proved), Vec<Diagnostic>> {
         let (microbatches, updates) = (self.microbatches, self.updates.unwrap_or(1));
-        let lines: Vec<Line> = (0..self.rows.len())
+        let mut lines: Vec<Line> = (0..self.rows.len())
             .map(|row| Line {
                 prologue: Vec::new(),
                 period: self.items(row),
@@ -57,7 +58,11 @@ impl Table {
         let rank_of_stage = self.row_of_stage.iter().map(|row| RankId(*row as u32)).collect();
         let (accumulate, policy) = (self.accumulate(), Policy::Current);
         let mut program =
-            Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate, policy, copies: 1 };
+            Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate, policy, copies: 1, tied };
+        if let Some(refused) = exchange::unplaced(&program, self.comms, self.updates.is_some()) {
+            return Err(vec![refused]);
+        }
+        exchange::place(&program, &mut lines);
         let places = places(&lines, self.row_of_stage.len(), microbatches as usize);
         program.rings = (0..places.len()).map(|s| self.rings(&program, &places, s, &shape)).collect();
         program.streams =
@@ -150,6 +155,8 @@ impl Table {
         let stuck = match violation {
             Violation::Deadlock(stuck) => stuck,
             Violation::Version { stage, missing, .. } => return self.during_update(stage.0, missing),
+            Violation::Apart { stages, op, mb, versions } => return exchange::apart(*stages, *op, *mb, *versions),
+            Violation::Exchange { op: Kind::U, .. } => return exchange::between(&violation.to_string()),
             other => return internal(other.to_string()),
         };
         let Stuck::Cycle(cycle) = stuck else {
@@ -221,7 +228,7 @@ fn places(lines: &[Line], stages: usize, microbatches: usize) -> Vec<Places> {
                 Op::SendF => note(&mut places.send_f),
                 Op::RecvB => note(&mut places.recv_b),
                 Op::SendB => note(&mut places.send_b),
-                Op::U => {}
+                Op::U | Op::SendG | Op::RecvG => {}
             }
         }
     }

@@ -50,7 +50,7 @@ fn computed(program: &Program, updates: u64) -> Vec<Vec<Action>> {
         Op::I => Some(Verb::I),
         Op::W(_) => Some(Verb::W),
         Op::U => Some(Verb::U).filter(|_| !flush),
-        Op::SendF | Op::RecvF | Op::SendB | Op::RecvB => None,
+        Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => None,
     };
     let row = |stream: &artifact::stream::Stream| {
         let actions = stream.segment(updates);

@@ -5,8 +5,8 @@
 //! Ranks perform their instructions in order. `SEND` and `RECV` never wait: they make an offer and a post; the k-th
 //! offer of a channel (one direction between two neighbouring stages) and its k-th post make the k-th transfer. `F`
 //! waits until its input's transfer is there and, on a send ring of n slots, until the output of micro-batch `m - n`
-//! was taken (its transfer is made); `B` and `I` likewise with gradients. Between stages that hand over there is no
-//! transfer and nothing to wait for. Waiting never withdraws anything, so what can
+//! was taken (its transfer is made); `B` and `I` likewise with gradients. `U` of a stage that exchanges gradients of a tied table waits
+//! until both transfers of its update are made. Between stages that hand over there is no transfer and nothing to wait for. Waiting never withdraws anything, so what can
 //! run does not depend on the order in which ranks are tried: there is one largest set of instructions that can be
 //! performed, under any timing.
 //!
@@ -44,7 +44,7 @@ pub struct Event {
 pub enum Cause {
     /// The input of this micro-batch, which `rank` sends.
     Transfer { rank: RankId },
-    /// A send slot, still held by micro-batch `holder`, whose receive `rank` has not posted.
+    /// A send slot, still held by micro-batch (update) `holder`, whose receive `rank` has not posted.
     Slot { rank: RankId, holder: u64 },
 }
 
@@ -96,7 +96,7 @@ impl Event {
     /// What a rank whose stream this is performs at `cursor`.
     fn at(stream: &Stream, rank: usize, cursor: Cursor, instr: &Instr) -> Event {
         let Cursor { section, position } = cursor;
-        let step = if instr.op == Op::U { stream.updates } else { stream.microbatches };
+        let step = stream.step(instr.op);
         Event {
             rank: RankId(rank as u32),
             op: instr.op,
@@ -161,10 +161,10 @@ pub struct Execution<'a> {
     cursors: Vec<Cursor>,
     /// By rank: the transfer that its next instruction was found to wait for, by channel and number.
     blocked: Vec<Option<(usize, u64)>>,
-    /// Two for each border between stages: activations, then gradients.
+    /// Two for each border between stages: activations, then gradients. Where a tied table's gradients are exchanged, two more.
     channels: Vec<Channel<'a>>,
-    /// By stage: the channels of its forward and of its backward pass.
-    ports: Vec<[Ports; 2]>,
+    /// By stage: the channels of its forward pass, of its backward pass and of its update.
+    ports: Vec<[Ports; 3]>,
     /// Instructions performed or skipped so far.
     steps: u64,
     /// In which order since [`Execution::mark`].
@@ -172,19 +172,52 @@ pub struct Execution<'a> {
 }
 
 /// The channels that a compute instruction uses, by number: channel 2b carries activations over border b, channel
-/// 2b + 1 gradients.
-#[derive(Clone, Copy, Debug)]
+/// 2b + 1 gradients. After them come those between the ends of a tied table: from the first stage, and from the last.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Ports {
     pub input: Option<usize>,
     pub output: Option<usize>,
-    /// Slots of the output's send ring.
+    /// Slots of the output's send ring: so many before has to be taken. Nothing is computed into what U waits for: 0.
     pub slots: u64,
 }
 
+/// Which of a stage's [`Ports`] an instruction uses; none where it waits for nothing.
+pub fn port(op: Op) -> Option<usize> {
+    match op {
+        Op::F => Some(0),
+        Op::B(_) | Op::I => Some(1),
+        Op::U => Some(2),
+        _ => None,
+    }
+}
+
+/// The channel that a stage's exchange of a tied table's gradients sends on.
+pub fn exchange_channel(program: &Program, stage: usize) -> usize {
+    2 * (program.rank_of_stage.len() - 1) + usize::from(stage > 0)
+}
+
+/// The channel of a send or a receive, and whether this is the sending side.
+pub fn side(program: &Program, op: Op, s: usize) -> Option<(usize, bool)> {
+    Some(match op {
+        Op::SendF => (2 * s, true),
+        Op::RecvF => (2 * (s - 1), false),
+        Op::SendB => (2 * (s - 1) + 1, true),
+        Op::RecvB => (2 * s + 1, false),
+        Op::SendG => (exchange_channel(program, s), true),
+        Op::RecvG => (exchange_channel(program, program.partner(s)?), false),
+        Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U => return None,
+    })
+}
+
 impl Ports {
-    /// By stage: those of its F, and of its B or I.
-    pub fn of(program: &Program) -> Vec<[Ports; 2]> {
+    /// By stage: those of its F, of its B or I, and of its U.
+    pub fn of(program: &Program) -> Vec<[Ports; 3]> {
         let stage = |s: usize| {
+            let exchange = |partner: usize| Ports {
+                input: Some(exchange_channel(program, partner)),
+                output: Some(exchange_channel(program, s)),
+                slots: 0,
+            };
             let rings = &program.rings[s];
             let (before, after) = (program.border_before(s), program.border_after(s));
             let activations = |border: Option<usize>| border.map(|b| 2 * b);
@@ -192,6 +225,7 @@ impl Ports {
             [
                 Ports { input: activations(before), output: activations(after), slots: u64::from(rings.send_f) },
                 Ports { input: gradients(after), output: gradients(before), slots: u64::from(rings.send_b) },
+                program.partner(s).map(exchange).unwrap_or_default(),
             ]
         };
         (0..program.rank_of_stage.len()).map(stage).collect()
@@ -216,12 +250,15 @@ impl<'a> Execution<'a> {
             let activations = channel((s, Kind::SendF), (s + 1, Kind::RecvF));
             [activations, channel((s + 1, Kind::SendB), (s, Kind::RecvB))]
         };
+        let exchange = |(from, to): (usize, usize)| channel((from, Kind::SendG), (to, Kind::RecvG));
+        let ends = program.tied_ends().filter(|ends| program.partner(ends[0]).is_some());
+        let exchanges = ends.into_iter().flat_map(|[first, last]| [(first, last), (last, first)]);
         Execution {
             program,
             end,
             cursors: vec![Cursor { section: 0, position: 0 }; program.streams.len()],
             blocked: vec![None; program.streams.len()],
-            channels: (0..stages.saturating_sub(1)).flat_map(border).collect(),
+            channels: (0..stages.saturating_sub(1)).flat_map(border).chain(exchanges.map(exchange)).collect(),
             ports: Ports::of(program),
             steps: 0,
             bursts: Vec::new(),
@@ -335,28 +372,24 @@ impl<'a> Execution<'a> {
     }
 
     fn skipped(&self, event: &Event) -> bool {
-        event.mb >= if event.op == Op::U { self.end.1 } else { self.end.0 }
+        event.mb >= if event.op.by_update() { self.end.1 } else { self.end.0 }
     }
 
     /// Why the instruction can't be performed now.
     fn cause(&self, event: &Event) -> Option<Cause> {
         let (channel, _, holder) = self.waits_for(event)?;
         let rank = |stage: usize| self.program.rank_of_stage[stage];
+        let [sender, receiver] = stages_of(self.program, channel);
         Some(match holder {
-            None => Cause::Transfer { rank: rank(sender(channel)) },
-            Some(holder) => Cause::Slot { rank: rank(receiver(channel)), holder },
+            None => Cause::Transfer { rank: rank(sender) },
+            Some(holder) => Cause::Slot { rank: rank(receiver), holder },
         })
     }
 
     /// The transfer that the instruction waits for, by its channel and its number there, and if it is one that holds a send
     /// slot, of which micro-batch.
     fn waits_for(&self, event: &Event) -> Option<(usize, u64, Option<u64>)> {
-        let direction = match event.op {
-            Op::F => 0,
-            Op::B(_) | Op::I => 1,
-            _ => return None,
-        };
-        let ports = &self.ports[event.stage.index()][direction];
+        let ports = &self.ports[event.stage.index()][port(event.op)?];
         if let Some(channel) = ports.input {
             let number = self.channels[channel].receives.number(event.mb);
             if !self.channels[channel].has_made(number) {
@@ -371,24 +404,19 @@ impl<'a> Execution<'a> {
 
     /// Counts an offer or a post. What a run's end skips is skipped on both sides.
     fn count(&mut self, event: &Event) {
-        let s = event.stage.index();
-        match event.op {
-            Op::SendF => self.channels[2 * s].offers += 1,
-            Op::RecvF => self.channels[2 * (s - 1)].posts += 1,
-            Op::SendB => self.channels[2 * (s - 1) + 1].offers += 1,
-            Op::RecvB => self.channels[2 * s + 1].posts += 1,
-            _ => {}
+        match side(self.program, event.op, event.stage.index()) {
+            Some((channel, true)) => self.channels[channel].offers += 1,
+            Some((channel, false)) => self.channels[channel].posts += 1,
+            None => {}
         }
     }
 }
 
-/// The stages at the ends of a channel.
-fn sender(channel: usize) -> usize {
-    channel / 2 + channel % 2
-}
-
-fn receiver(channel: usize) -> usize {
-    channel / 2 + 1 - channel % 2
+/// The stages at the ends of a channel: who sends, who receives.
+fn stages_of(program: &Program, channel: usize) -> [usize; 2] {
+    let (lower, last) = (channel / 2, program.rank_of_stage.len() - 1);
+    let ends = if lower == last { [0, last] } else { [lower, lower + 1] };
+    if channel % 2 == 0 { ends } else { [ends[1], ends[0]] }
 }
 
 fn section_of(stream: &Stream, section: u64) -> &[Instr] {
@@ -448,7 +476,7 @@ fn in_force(program: &Program, slowest: u64) -> u64 {
     };
     let bounded = |stage: usize| {
         let (repetitions, stream, step) = of(stage);
-        let lead = stream.period.iter().filter(|i| i.op != Op::U).map(|i| u64::from(i.mb) / step).max();
+        let lead = stream.period.iter().filter(|i| !i.op.by_update()).map(|i| u64::from(i.mb) / step).max();
         repetitions.min(lead.unwrap_or(0) + slowest + 4) + 1
     };
     (0..program.rings.len()).map(bounded).max().unwrap_or(1)

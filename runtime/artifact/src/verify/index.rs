@@ -2,7 +2,7 @@
 //!
 //! # Meaning
 //!
-//! The period repeats with step `d` (micro-batches a repetition; updates for `U`). Its instruction for value `q` stands
+//! The period repeats with step `d` (micro-batches a repetition; updates for `U` and what belongs to one). Its instruction for value `q` stands
 //! for `q, q + d, q + 2d, …`. Every value is performed exactly once when
 //!
 //! * the period has exactly one instruction for each residue modulo `d`, and
@@ -37,12 +37,25 @@ pub enum Kind {
     RecvF,
     SendB,
     RecvB,
+    SendG,
+    RecvG,
 }
 
 impl Kind {
     /// In the order of their numbers.
-    pub const ALL: [Kind; 9] =
-        [Kind::F, Kind::B, Kind::I, Kind::W, Kind::U, Kind::SendF, Kind::RecvF, Kind::SendB, Kind::RecvB];
+    pub const ALL: [Kind; 11] = [
+        Kind::F,
+        Kind::B,
+        Kind::I,
+        Kind::W,
+        Kind::U,
+        Kind::SendF,
+        Kind::RecvF,
+        Kind::SendB,
+        Kind::RecvB,
+        Kind::SendG,
+        Kind::RecvG,
+    ];
 
     pub fn of(op: Op) -> Self {
         match op {
@@ -55,7 +68,14 @@ impl Kind {
             Op::RecvF => Kind::RecvF,
             Op::SendB => Kind::SendB,
             Op::RecvB => Kind::RecvB,
+            Op::SendG => Kind::SendG,
+            Op::RecvG => Kind::RecvG,
         }
+    }
+
+    /// As [`Op::by_update`].
+    pub fn by_update(self) -> bool {
+        matches!(self, Kind::U | Kind::SendG | Kind::RecvG)
     }
 
     /// As diagnostics and grids write it.
@@ -70,6 +90,8 @@ impl Kind {
             Kind::RecvF => "RECV_F",
             Kind::SendB => "SEND_B",
             Kind::RecvB => "RECV_B",
+            Kind::SendG => "SEND_G",
+            Kind::RecvG => "RECV_G",
         }
     }
 }
@@ -279,7 +301,7 @@ impl Places {
         for stream in &program.streams {
             for (position, i) in (0..).zip(&stream.period) {
                 let at = slot(i);
-                let (range, step) = (self.ranges[at], step(stream, i.op));
+                let (range, step) = (self.ranges[at], stream.step(i.op));
                 if range.counts.0 != step {
                     // Found wanting in the end.
                     continue;
@@ -304,7 +326,7 @@ impl Places {
     fn fill_prologues(&mut self, program: &Program, faults: &mut Faults) {
         for (at, kind) in (0..self.ranges.len()).zip(Kind::ALL.iter().cycle()) {
             let stream = &program.streams[program.rank_of_stage[at / Kind::ALL.len()].index()];
-            let step = if *kind == Kind::U { stream.updates } else { stream.microbatches };
+            let step = if kind.by_update() { stream.updates } else { stream.microbatches };
             let Some(entries) = self.complete(at, step, faults) else { continue };
             let due: u128 = entries.iter().map(|entry| u128::from(entry.value / step)).sum();
             let count = self.ranges[at].counts.1;
@@ -328,7 +350,7 @@ impl Places {
         let mut numbers = vec![0; self.ranges.len()];
         for stream in &program.streams {
             for (position, i) in (0..).zip(&stream.prologue) {
-                let (at, step) = (slot(i), step(stream, i.op));
+                let (at, step) = (slot(i), stream.step(i.op));
                 let Some(entries) = self.complete(at, step, faults) else { continue };
                 let (residue, turn) = (i.mb % step, i.mb / step);
                 let twice = || Some(format!("{} is performed twice", i.mb));
@@ -357,9 +379,9 @@ impl Places {
         }
         let stream = &program.streams[program.rank_of_stage[s].index()];
         let borders = [program.border_before(s), program.border_after(s)].map(|border| border.is_some());
-        required(self.splits(s), borders).find_map(|op| {
+        required(self.splits(s), borders, program.partner(s).is_some()).find_map(|op| {
             let at = s * Kind::ALL.len() + op as usize;
-            let step = if op == Kind::U { stream.updates } else { stream.microbatches };
+            let step = if op.by_update() { stream.updates } else { stream.microbatches };
             let count = self.ranges[at].counts.0;
             if count != step {
                 return Some(violation(op, format!("the period has {count} of {step}")));
@@ -394,19 +416,16 @@ fn slot(i: &Instr) -> usize {
     i.stage.index() * Kind::ALL.len() + Kind::of(i.op) as usize
 }
 
-fn step(stream: &Stream, op: Op) -> u32 {
-    if op == Op::U { stream.updates } else { stream.microbatches }
-}
-
-/// What every stage performs, whose borders (before, after) have transfers or not.
-fn required(split: bool, [before, after]: [bool; 2]) -> impl Iterator<Item = Kind> {
+/// What every stage performs, whose borders (before, after) have transfers or not, and which exchanges gradients or not.
+fn required(split: bool, [before, after]: [bool; 2], exchanges: bool) -> impl Iterator<Item = Kind> {
     let backward: &[Kind] = if split { &[Kind::I, Kind::W] } else { &[Kind::B] };
     let wanted = move |kind: &Kind| match kind {
         Kind::RecvF | Kind::SendB => before,
         Kind::SendF | Kind::RecvB => after,
+        Kind::SendG | Kind::RecvG => exchanges,
         _ => true,
     };
-    let transfers = [Kind::RecvF, Kind::SendF, Kind::RecvB, Kind::SendB];
+    let transfers = [Kind::RecvF, Kind::SendF, Kind::RecvB, Kind::SendB, Kind::RecvG, Kind::SendG];
     [Kind::F].into_iter().chain(backward.iter().copied()).chain([Kind::U]).chain(transfers).filter(wanted)
 }
 

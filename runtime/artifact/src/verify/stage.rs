@@ -22,6 +22,8 @@ pub struct StageIndex<'a> {
     send_f: Option<Index<'a>>,
     recv_b: Option<Index<'a>>,
     send_b: Option<Index<'a>>,
+    pub(super) recv_g: Option<Index<'a>>,
+    pub(super) send_g: Option<Index<'a>>,
 }
 
 impl<'a> StageIndex<'a> {
@@ -41,6 +43,8 @@ impl<'a> StageIndex<'a> {
             send_f: after.map(|_| index(Kind::SendF)),
             recv_b: after.map(|_| index(Kind::RecvB)),
             send_b: before.map(|_| index(Kind::SendB)),
+            recv_g: program.partner(s).map(|_| index(Kind::RecvG)),
+            send_g: program.partner(s).map(|_| index(Kind::SendG)),
         }
     }
 

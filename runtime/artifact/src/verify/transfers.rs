@@ -6,7 +6,7 @@ use crate::ids::RankId;
 use crate::stream::{Instr, Program};
 use crate::work;
 
-/// A transfer: its channel, and the micro-batch.
+/// A transfer: its channel, and the micro-batch (the update, where gradients of a tied table are exchanged).
 type Transfer = (u32, u32);
 
 /// One side of an ordered pair of ranks: its transfers in the order of the stream.
@@ -17,18 +17,18 @@ struct Side {
 }
 
 impl Side {
-    fn nth(&self, n: usize, step: u64) -> Option<(u32, u64)> {
+    fn nth(&self, n: usize, step: &impl Fn(u32) -> u64) -> Option<(u32, u64)> {
         if let Some((channel, mb)) = self.prologue.get(n) {
             return Some((*channel, u64::from(*mb)));
         }
         let n = n - self.prologue.len();
         let turn = n.checked_div(self.period.len())?;
         let (channel, mb) = self.period[n % self.period.len()];
-        Some((channel, u64::from(mb) + turn as u64 * step))
+        Some((channel, u64::from(mb) + turn as u64 * step(channel)))
     }
 
     /// The first transfer in which two sides differ, for ever.
-    fn differs(&self, other: &Side, step: u64) -> Option<usize> {
+    fn differs(&self, other: &Side, step: &impl Fn(u32) -> u64) -> Option<usize> {
         work::visit(self.prologue.len() + self.period.len());
         if self.prologue == other.prologue && self.period == other.period {
             return None;
@@ -47,14 +47,18 @@ struct Pair {
     received: Side,
 }
 
-/// The channel of a transfer, numbered by its lower stage and its direction, and whether this is the sending side.
-fn channel(i: &Instr) -> Option<(u32, bool)> {
+/// The channel of a transfer, numbered by its lower stage and its direction, and whether this is the sending side. The last two
+/// are those of the tied table: from its first stage, and to it.
+fn channel(i: &Instr, borders: u32) -> Option<(u32, bool)> {
     let s = i.stage.0;
+    let first = s == 0;
     Some(match Kind::of(i.op) {
         Kind::SendF => (2 * s, true),
         Kind::RecvF => (2 * (s - 1), false),
         Kind::SendB => (2 * (s - 1) + 1, true),
         Kind::RecvB => (2 * s + 1, false),
+        Kind::SendG => (2 * borders + u32::from(!first), true),
+        Kind::RecvG => (2 * borders + u32::from(first), false),
         _ => return None,
     })
 }
@@ -62,9 +66,13 @@ fn channel(i: &Instr) -> Option<(u32, bool)> {
 /// Pairs in ascending order, with space for their transfers, and by channel the number of its pair.
 fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     let homes = &program.rank_of_stage;
-    let channels = 2 * homes.len().saturating_sub(1);
+    let borders = homes.len().saturating_sub(1);
+    let tied = program.partner(0).is_some();
+    let channels = 2 * (borders + usize::from(tied));
     let ends = |channel: usize| {
-        let (lower, upper) = (homes[channel / 2], homes[channel / 2 + 1]);
+        let lower = channel / 2;
+        let (lower, upper) = if lower == borders { (0, borders) } else { (lower, lower + 1) };
+        let (lower, upper) = (homes[lower], homes[upper]);
         if channel % 2 == 0 { (lower, upper) } else { (upper, lower) }
     };
     let mut all: Vec<_> = (0..channels).map(ends).collect();
@@ -72,7 +80,10 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     all.dedup();
     let numbers: Vec<usize> = (0..channels).map(|c| all.partition_point(|pair| *pair < ends(c))).collect();
     let mut capacities = vec![0; all.len()];
-    numbers.iter().for_each(|number| capacities[*number] += program.streams[0].microbatches as usize);
+    for (channel, number) in numbers.iter().enumerate() {
+        let stream = &program.streams[0];
+        capacities[*number] += if channel / 2 == borders { stream.updates } else { stream.microbatches } as usize;
+    }
     let side = |capacity| Side { prologue: Vec::new(), period: Vec::with_capacity(capacity) };
     let pair = |((sender, receiver), capacity)| {
         let (sent, received) = (side(capacity), side(capacity));
@@ -84,11 +95,12 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
 /// The pairs of ranks whose sequences differ. Placement must hold.
 pub(super) fn check(program: &Program) -> Vec<Violation> {
     let (mut pairs, numbers) = pairs(program);
+    let borders = program.rank_of_stage.len().saturating_sub(1) as u32;
     work::visit(program.instructions());
     for stream in &program.streams {
         for (list, in_period) in [(&stream.prologue, false), (&stream.period, true)] {
             for i in list {
-                let Some((channel, sends)) = channel(i) else { continue };
+                let Some((channel, sends)) = channel(i, borders) else { continue };
                 let pair = &mut pairs[numbers[channel as usize]];
                 let side = if sends { &mut pair.sent } else { &mut pair.received };
                 let list = if in_period { &mut side.period } else { &mut side.prologue };
@@ -96,9 +108,10 @@ pub(super) fn check(program: &Program) -> Vec<Violation> {
             }
         }
     }
-    let step = u64::from(program.streams[0].microbatches);
+    let (microbatches, updates) = (program.streams[0].microbatches, program.streams[0].updates);
+    let step = |channel: u32| u64::from(if channel / 2 == borders { updates } else { microbatches });
     let violation = |pair: &Pair| {
-        let number = pair.sent.differs(&pair.received, step)?;
+        let number = pair.sent.differs(&pair.received, &step)?;
         Some(Violation::Transfers { sender: pair.sender, receiver: pair.receiver, number })
     };
     pairs.iter().filter_map(violation).collect()

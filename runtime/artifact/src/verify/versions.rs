@@ -84,6 +84,23 @@ impl<'a> Versions<'a> {
         self.passes().find(|p| p.version > p.made as i64 || p.version + i64::from(slots) <= p.begun as i64)
     }
 
+    /// The first pass whose micro-batch reads another version on `other`: what it is, the micro-batch, and both versions.
+    pub(super) fn apart(&self, other: &Versions) -> Option<(Kind, u64, [i64; 2])> {
+        let passes = [self, other].map(|v| [v.index.f, v.index.input_gradient]);
+        let step = self.index.f.step();
+        (0..step as usize).find_map(|residue| {
+            let turns = passes.iter().flatten().map(|index| index.turns(residue)).max().unwrap_or(0);
+            work::visit(4 * (turns as usize + 1));
+            (0..=turns).find_map(|turn| {
+                let mb = residue as u64 + turn * step;
+                let forward = [self.forward(mb), other.forward(mb)];
+                let backward = [self.backward(mb), other.backward(mb)];
+                let apart = |kind, versions: [i64; 2]| (versions[0] != versions[1]).then_some((kind, mb, versions));
+                apart(Kind::F, forward).or_else(|| apart(self.index.backward(), backward))
+            })
+        })
+    }
+
     /// F and B (I) of the micro-batches that stand for all: beyond the leads of both, a micro-batch one repetition later reads a version
     /// that many updates later, and as many more are begun and made.
     fn passes(&self) -> impl Iterator<Item = Missing> + '_ {
