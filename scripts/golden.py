@@ -7,6 +7,7 @@ usage: python scripts/golden.py          (needs numpy and torch; `make golden`; 
 | random.json | raw draws, initial weights, sampled offsets |
 | adamw, sgd, odd, nadam | synchronous training: PyTorch's autograd and PyTorch's optimizer |
 | lion, signum, adan | the same with an optimizer that PyTorch lacks, written out from its authors' formula |
+| tied | the same with a head that multiplies by the token embedding's table |
 | async_k1, async_k4, async_sgd | an asynchronous 1F1B pipeline of four stages, emulated event by event |
 | async_ef, async_ef_tau, async_nesterov, async_nesterov_stages, async_pipemare, async_pipemare_behind | the same emulator with updates that are corrected for their delay |
 | stash_k1, stash_k2 | the same emulator, where the backward pass reads the version that the forward pass read |
@@ -27,6 +28,7 @@ import json
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +60,8 @@ FOUR_STAGES = [["embed", 0], [1], [2], [3, "head"]]
 # --- Synchronous training by autograd ---------------------------------------------------------------------------------
 
 
-def train(model, microbatch, accumulate, optimizer, dtype, updates=UPDATES):
-    """Losses of `updates` updates on one process."""
+def train(model, microbatch, accumulate, optimizer, dtype, updates=UPDATES, head_learns=True):
+    """Losses of `updates` updates on one process. `head_learns`: see `ref.loss_autograd`."""
     data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
     params = ref.initial_params(model, model.units(), SEED, dtype)
     for p in params.values():
@@ -70,7 +72,7 @@ def train(model, microbatch, accumulate, optimizer, dtype, updates=UPDATES):
     for update in range(updates):
         total = 0.0
         for k in range(accumulate):
-            loss = ref.loss_autograd(model, params, *data.batch(update * accumulate + k))
+            loss = ref.loss_autograd(model, params, *data.batch(update * accumulate + k), head_learns)
             (loss / tokens_per_update).backward()
             total += loss.item()
         for group in stepper.param_groups:
@@ -303,7 +305,8 @@ def run_parameters(model, microbatch, accumulate, optimizer, updates=UPDATES):
         "data": DATA_FILE,
         "seed": SEED,
         "updates": updates,
-        "model": vars(model),
+        # What is off is left out.
+        "model": {key: value for key, value in vars(model).items() if value is not False},
         "pipeline": {"microbatch": microbatch, "accumulate": accumulate},
         "optimizer": optimizer,
     }
@@ -315,6 +318,15 @@ def synchronous_case(name, model, microbatch, accumulate, optimizer, updates=UPD
     check(f64[-1] < f64[0] - 0.3, f"{name}: the loss moves, {f64[0]:.4f} -> {f64[-1]:.4f}")
     check(distance(f32, f64) < rounding, f"{name}: f32 stays within {distance(f32, f64):.1e} of f64")
     return run_parameters(*run, updates) | losses_of(f32, f64, 20 * rounding), f64
+
+
+def tied_case(name, optimizer):
+    """A tied head; without its gradient the losses must be clearly others."""
+    run = (replace(ODD, tied=True), 3, 3, optimizer)
+    content, f64 = synchronous_case(name, *run, LONG)
+    apart = distance(train(*run, torch.float64, LONG, head_learns=False), f64)
+    check(apart > 3 * content["tolerance"], f"{name}: without the head's gradient it would be off by {apart:.1e}")
+    return content | {"off_by": rounded({"embedding_alone": apart})}
 
 
 def asynchronous_case(name, accumulate, optimizer, tolerance, told_apart):
@@ -435,6 +447,7 @@ def main():
     files["adamw"], adamw = synchronous_case("adamw", SMALL, 2, 4, ADAMW)
     files["sgd"], sgd = synchronous_case("sgd", SMALL, 2, 4, SGD)
     files["odd"], _ = synchronous_case("odd", ODD, 3, 3, COSINE)
+    files["tied"] = tied_case("tied", COSINE)
     check_flush("adamw", 4, ADAMW, adamw)
     check_flush("sgd", 4, SGD, sgd)
     for name, optimizer in (("nadam", NADAM), ("lion", LION), ("signum", SIGNUM), ("adan", ADAN)):

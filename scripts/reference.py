@@ -74,6 +74,8 @@ class Model:
     heads: int
     context: int
     vocab: int
+    # The head multiplies by the token embedding's table.
+    tied: bool = False
 
     def units(self):
         """What a partition cuts between, in forward order."""
@@ -85,11 +87,8 @@ class Model:
         if unit == "embed":
             return [("embed.tok", (self.vocab, d), std), ("embed.pos", (self.context, d), std)]
         if unit == "head":
-            return [
-                ("final.ln.gain", (d,), "ones"),
-                ("final.ln.bias", (d,), "zeros"),
-                ("head.weight", (d, self.vocab), std),
-            ]
+            norm = [("final.ln.gain", (d,), "ones"), ("final.ln.bias", (d,), "zeros")]
+            return norm if self.tied else [*norm, ("head.weight", (d, self.vocab), std)]
         residual = std / math.sqrt(2 * self.layers)
         named = [
             ("ln1.gain", (d,), "ones"),
@@ -123,8 +122,8 @@ def initial_params(model, units, seed, dtype):
     return params
 
 
-def loss_autograd(model, params, tokens, targets):
-    """Summed cross-entropy in nats; tokens and targets are [B, T]."""
+def loss_autograd(model, params, tokens, targets, head_learns=True):
+    """Summed cross-entropy in nats; tokens and targets are [B, T]. A tied table may be told nothing by the head, which is wrong."""
     b, t = tokens.shape
     d, h = model.width, model.heads
     norm = lambda x, name: F.layer_norm(x, (d,), params[f"{name}.gain"], params[f"{name}.bias"], LN_EPS)
@@ -137,7 +136,8 @@ def loss_autograd(model, params, tokens, targets):
         x = x + linear(o.transpose(1, 2).reshape(b, t, d), f"{p}.attn.out")
         up = F.gelu(linear(norm(x, f"{p}.ln2"), f"{p}.mlp.up"), approximate="tanh")
         x = x + linear(up, f"{p}.mlp.down")
-    logits = norm(x, "final.ln") @ params["head.weight"]
+    head = params["embed.tok"].T if model.tied else params["head.weight"]
+    logits = norm(x, "final.ln") @ (head if head_learns else head.detach())
     return F.cross_entropy(logits.reshape(-1, model.vocab), targets.reshape(-1), reduction="sum")
 
 

@@ -16,12 +16,9 @@ impl Golden {
     /// The case as a spec.
     fn spec(&self, schedule: &str, ranks: u64) -> String {
         let mut text = String::new();
-        let model = &self.0["model"];
-        let _ = writeln!(
-            text,
-            "model gpt {{ layers = {}, width = {}, heads = {}, context = {}, vocab = {} }}\nmachine {{ ranks = {ranks} }}",
-            model["layers"], model["width"], model["heads"], model["context"], model["vocab"]
-        );
+        let model = self.0["model"].as_object().expect("keys");
+        let keys: Vec<String> = model.iter().map(|(key, value)| format!("{key} = {}", word(value))).collect();
+        let _ = writeln!(text, "model gpt {{ {} }}\nmachine {{ ranks = {ranks} }}", keys.join(", "));
         let pipeline = &self.0["pipeline"];
         let partition = pipeline["partition"].as_str().unwrap_or("balanced");
         let boundary = pipeline.get("boundary").map(|n| format!(", boundary = every {n} updates")).unwrap_or_default();
@@ -138,6 +135,16 @@ fn adan_follows_its_authors_formula() {
 #[test]
 fn odd_shapes_equal_pytorch() {
     synchronous("odd");
+}
+
+/// The table learns from both its ends, on one rank and exchanged between two.
+#[test]
+fn a_tied_head_equals_pytorch() {
+    let golden = Golden::read("tied");
+    for (schedule, ranks) in [("gpipe", 1), ("zb_h1", 2)] {
+        let project = Project::new(&golden.spec(schedule, ranks));
+        golden.compare(&project.train("spec.pace", golden.updates(), &[]).losses);
+    }
 }
 
 fn asynchronous(name: &str) {

@@ -59,6 +59,61 @@ fn chunked_schedules_agree_with_gpipe() {
     }
 }
 
+/// The table's ends on one stage, exchanged between ranks that are neighbours or not, and shared by two stages of a rank; fused or not.
+#[test]
+fn a_tied_table_has_the_same_bits_wherever_its_ends_are() {
+    let project = Project::new(SPEC);
+    let tied = "model.tied=on";
+    let reference = losses(&project, &[tied]);
+    assert_ne!(reference, losses(&project, &[]));
+    for (schedule, ranks) in [
+        ("gpipe", 2),
+        ("one_f_one_b", 4),
+        ("zb_h1", 4),
+        ("zb_h2", 2),
+        ("zb_v", 2),
+        ("interleaved_1f1b", 2),
+        ("async_1f1b", 1),
+    ] {
+        let (schedule, ranks) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
+        assert_eq!(losses(&project, &[tied, &schedule, &ranks]), reference, "{schedule} {ranks}");
+    }
+    let four = ["machine.ranks=4", "pipeline.schedule=one_f_one_b", "pipeline.fuse=off"];
+    assert_eq!(losses(&project, &[&[tied], &four[..]].concat()), reference, "unfused");
+    let mut seen = Vec::new();
+    for optimizer in [
+        "sgd { lr = 0.1, momentum = 0.9 }",
+        "lion",
+        "signum",
+        "nadam",
+        "adan",
+        "mars",
+        "muon { lr = 1e-2 }",
+        "normuon { lr = 1e-2, clip = per_tensor(0.01) }",
+    ] {
+        let optimizer = format!("optimizer={optimizer}");
+        let with = |more: &[&str]| losses(&project, &[&[tied, "pipeline.accumulate=2", &optimizer], more].concat());
+        let one = with(&[]);
+        assert_eq!(with(&["machine.ranks=2", "pipeline.schedule=one_f_one_b"]), one, "{optimizer}");
+        assert_eq!(with(&["machine.ranks=4", "pipeline.schedule=zb_h1"]), one, "{optimizer}");
+        assert!(!seen.contains(&one), "{optimizer} trains like another optimizer");
+        seen.push(one);
+    }
+}
+
+/// The file has the table once, whichever of its copies it is from.
+#[test]
+fn tied_weights_move_between_partitions() {
+    let project = Project::new(&SPEC.replace("vocab = 256", "vocab = 256, tied = on"));
+    let split = ["--set", "machine.ranks=4"];
+    project.train("spec.pace", 3, &[&split[..], &["--save", "four.safetensors"]].concat());
+    project.train("spec.pace", 3, &["--save", "one.safetensors"]);
+    let bytes = |name: &str| std::fs::read(project.path(name)).expect("saved weights");
+    assert_eq!(bytes("four.safetensors"), bytes("one.safetensors"));
+    let again = |more: &[&str]| project.train("spec.pace", 3, &[&["--load", "four.safetensors"], more].concat()).losses;
+    assert_eq!(again(&[]), again(&split));
+}
+
 #[test]
 fn asynchronous_runs_repeat_to_the_bit() {
     let project = Project::new(SPEC);

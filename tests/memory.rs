@@ -67,6 +67,38 @@ fn versions_of_the_weights_are_counted_to_the_byte() {
     }
 }
 
+/// Two accumulators of a tied table on every placement, and a receive buffer where its ends are on different ranks.
+#[test]
+fn a_tied_table_is_counted_to_the_byte() {
+    let project = Project::new(SPEC);
+    let table = 4 * 256 * 40;
+    for (schedule, ranks, more, ends) in [
+        ("async_1f1b", 1, "pipeline.accumulate=1", vec![2]),
+        ("one_f_one_b", 3, "pipeline.accumulate=1", vec![1, 0, 1]),
+        ("one_f_one_b", 2, "pipeline.fuse=off", vec![1, 1]),
+        ("zb_h1", 3, "optimizer=muon { clip = per_tensor(1) }", vec![1, 0, 1]),
+        ("zb_v", 2, "pipeline.accumulate=3", vec![2, 0]),
+    ] {
+        let (s, p) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
+        let sets = ["--set", "model.tied=on", "--set", &s, "--set", &p, "--set", more];
+        let report = checked(&project, &sets);
+        let own = checked(&project, &[&["--set", "model.tied=off"], &sets[2..]].concat());
+        let trained = project.train("spec.pace", 4, &sets);
+        let apart = ranks > 1 && ends[0] == 1;
+        for (rank, end) in ends.iter().enumerate() {
+            let part = |report: &Value, part: &str| report["ranks"][rank]["memory"][part].as_u64().unwrap();
+            let total = &report["ranks"][rank]["memory"]["total"];
+            assert_eq!(trained.summary["ranks"][rank]["allocated_bytes"], *total, "rank {rank} {sets:?}");
+            let received = part(&report, "communication") - part(&own, "communication");
+            assert_eq!(received, if apart { end * table } else { 0 }, "rank {rank} {sets:?}");
+            assert!(part(&report, "gradients") >= end * table, "rank {rank} {sets:?}");
+            // The head has no weight of its own beside the table.
+            let weights = part(&own, "weights") - part(&report, "weights");
+            assert_eq!(weights, if *end == 2 { table } else { 0 }, "rank {rank} {sets:?}");
+        }
+    }
+}
+
 /// Optimizers whose updates have temporaries, states of other sizes, and norms over a stage.
 #[test]
 fn updates_of_many_calls_stay_in_the_arena() {

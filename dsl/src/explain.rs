@@ -47,6 +47,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0331
     P0340
     P0343
+    P0344
     P0399
     // Model and memory: one code a line.
     P0401

@@ -449,7 +449,7 @@ fn models_and_devices_for_analysis_only() {
     assert_eq!((device.name.as_str(), device.memory_bytes, device.latency_ns), ("h100", 80 << 30, 5000));
     assert_eq!((device.flops_per_s, device.link_bytes_per_s), (400_000_000_000_000, 50_000_000_000));
     let keys = spec.analysis_only();
-    assert_eq!(keys.len(), 14);
+    assert_eq!(keys.len(), 13);
     assert!(keys.iter().all(|key| BIG[key.span.clone()].starts_with(key.value)), "{keys:?}");
 }
 

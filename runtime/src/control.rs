@@ -103,6 +103,8 @@ impl<'a> Control<'a> {
         if op == Op::U {
             return !self.skips(op, at);
         }
+        // A receive for an update is begun like the first of its micro-batches.
+        let at = if op.by_update() { at * self.step } else { at };
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
         if at < *begun {
             return at < self.limit();

@@ -110,6 +110,8 @@ impl Ring {
             Ring::SendF => "SEND_F",
             Ring::RecvB => "RECV_B",
             Ring::SendB => "SEND_B",
+            Ring::RecvG => "RECV_G",
+            Ring::SendG => "SEND_G",
         }
     }
 }

@@ -56,6 +56,20 @@ fn a_tensor_is_scaled_by_its_norm() {
 }
 
 #[test]
+fn the_gradient_of_a_tied_table_is_both_ends() {
+    for target in targets() {
+        for len in LENGTHS {
+            let (other, g) = (random(1, len), random(2, len));
+            let part = KernelOp::Part(UpdatePart::Add { len: len as u64 });
+            let after = run(part, target, &[Data::F32(other.clone()), Data::F32(g.clone())]);
+            let both: Vec<f32> = g.iter().zip(&other).map(|(a, b)| a + b).collect();
+            assert_eq!(after[1].f32(), both, "{len}");
+            assert_eq!(after[0].f32(), other, "{len}");
+        }
+    }
+}
+
+#[test]
 fn momentum_looks_ahead_and_a_correction_remembers() {
     let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
     (h[0], h[1], h[8]) = (0.95, 0.05, 0.475);

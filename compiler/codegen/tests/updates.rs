@@ -37,7 +37,7 @@ impl Stage {
             copied: false,
         };
         let params: Vec<ParamDecl> = shapes.iter().enumerate().map(param).collect();
-        let plan = UpdatePlan::new(&params, &rules, true, Writes::InPlace);
+        let plan = UpdatePlan::new(&params, &rules, true, Writes::InPlace, None);
         assert!(plan.unfused.iter().all(Option::is_some), "nothing of these is fused");
         let mut kernels = HashMap::new();
         for step in &plan.steps {
@@ -74,7 +74,7 @@ impl Stage {
                     Arg::Gradient => Data::F32(gradients[p].clone()),
                     Arg::State(i) => Data::F32(self.buffers[p][1 + i].clone()),
                     Arg::Hyper => hyper.clone(),
-                    Arg::Copy => unreachable!("these weights are f32"),
+                    Arg::Copy | Arg::OtherEnd => unreachable!("these weights are f32 and not tied"),
                     Arg::Temporary(i) => temporaries[i].clone(),
                 })
                 .collect();
@@ -85,7 +85,9 @@ impl Stage {
                     Arg::Weight => self.buffers[p][0] = data.f32().to_vec(),
                     Arg::Gradient => gradients[p] = data.f32().to_vec(),
                     Arg::State(i) => self.buffers[p][1 + i] = data.f32().to_vec(),
-                    Arg::Hyper | Arg::Copy => panic!("hyper-parameters are read only, and there is no copy"),
+                    Arg::Hyper | Arg::Copy | Arg::OtherEnd => {
+                        panic!("hyper-parameters are read only, there is nothing else")
+                    }
                     Arg::Temporary(i) => temporaries[i] = data,
                 }
             }

@@ -6,11 +6,11 @@ use crate::fuse::{Step, with_sink};
 use crate::graph::{Part, ValueId};
 use crate::kernel::{Dtype, Kernel, KernelOp, Products, Sink, UpdateRule, Writes};
 use crate::kernel_plan::plan_kernel_with;
-use crate::layout::{RankLayout, StageInput, StageLayout, layout};
+use crate::layout::{RankLayout, StageInput, StageLayout, Table, layout};
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
 use crate::target::Target;
-use crate::update::{Arg, UpdatePlan, UpdateStep};
+use crate::update::{Arg, TiedTable, UpdatePlan, UpdateStep};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Bodies, Call, KernelEntry, Memory, Param, Place, Selector, Stage, variant};
 use artifact::stream::{Accumulation, Op, Program, RingSizes};
@@ -48,13 +48,18 @@ pub struct Build {
 /// Builds all stages.
 pub fn build(input: &Input) -> Build {
     let usages: Vec<Usage> = usages(input.program, input.partition.len());
-    let plans: Vec<StagePlan> = input.partition.iter().zip(&usages).map(|(l, u)| plan_stage(input, l, u)).collect();
+    let mut plans: Vec<StagePlan> = input.partition.iter().zip(&usages).map(|(l, u)| plan_stage(input, l, u)).collect();
+    let tables: Vec<Option<Table>> = (0..plans.len()).map(|s| table(input, &plans, s)).collect();
+    lend_copies(&mut plans, &tables);
     let rules: Vec<Rules> = (0..plans.len()).map(|s| input.rules.on_stage(s)).collect();
-    let plan_update = |((p, rings), rules): ((&StagePlan, &RingSizes), &Rules)| {
+    let plan_update = |(s, ((p, rings), rules)): (usize, ((&StagePlan, &RingSizes), &Rules))| {
         let writes = if rings.weights > 1 { Writes::Next } else { Writes::InPlace };
-        UpdatePlan::new(&p.forward_graph.params, rules, input.fuse, writes)
+        let updated = !matches!(tables[s], Some(Table::Borrowed(_)));
+        let table = p.forward_graph.table.map(|id| TiedTable { param: id.index(), updated });
+        UpdatePlan::new(&p.forward_graph.params, rules, input.fuse, writes, table)
     };
-    let updates: Vec<UpdatePlan> = plans.iter().zip(&input.program.rings).zip(&rules).map(plan_update).collect();
+    let updates: Vec<UpdatePlan> =
+        plans.iter().zip(&input.program.rings).zip(&rules).enumerate().map(plan_update).collect();
     let ranks = input.program.streams.len();
     let mut kernels =
         Kernels { target: input.target, products: input.products, list: Vec::new(), index: HashMap::new() };
@@ -63,7 +68,10 @@ pub fn build(input: &Input) -> Build {
     for rank in 0..ranks {
         let rank = RankId(rank as u32);
         let ids: Vec<usize> = (0..plans.len()).filter(|&s| input.program.rank_of_stage[s] == rank).collect();
-        let of = |&s: &usize| stage_input(input, &ids, s, (&plans[s], &updates[s], &rules[s]), &usages[s]);
+        let of = |&s: &usize| {
+            let stage = stage_input(input, &ids, s, (&plans[s], &updates[s], &rules[s]), &usages[s]);
+            StageInput { table: tables[s], ..stage }
+        };
         let inputs: Vec<StageInput> = ids.iter().map(of).collect();
         let rank_layout = layout(&inputs);
         let mut scratch_bytes = 0;
@@ -85,7 +93,7 @@ pub fn build(input: &Input) -> Build {
                 stage: StageId(s as u32),
                 rank,
                 rings: input.program.rings[s],
-                params: stage_layout.params.clone(),
+                params: stage_layout.own_params(),
                 io: stage_layout.io.clone(),
                 bodies,
             });
@@ -130,6 +138,33 @@ fn stage_input<'a>(
         sums: usage.backward.iter().chain(&usage.weight).any(|&a| a != whole),
         before: ids.iter().position(|&other| other + 1 == s),
         after: ids.iter().position(|&other| other == s + 1),
+        table: None,
+    }
+}
+
+/// Where the ends of the tied table are, of a stage that has one.
+fn table(input: &Input, plans: &[StagePlan], s: usize) -> Option<Table> {
+    plans[s].forward_graph.table?;
+    let [embed, head] = [Layer::Embed, Layer::Head].map(|end| input.partition[s].contains(&end));
+    if embed && head {
+        return Some(Table::Whole);
+    }
+    let (Some(ends), None) = (input.program.tied_ends(), input.program.partner(s)) else { return Some(Table::Apart) };
+    let home = |s: usize| input.program.rank_of_stage[s];
+    let index = |of: usize| (0..of).filter(|other| home(*other) == home(of)).count();
+    Some(if embed { Table::Lent(index(ends[1])) } else { Table::Borrowed(index(ends[0])) })
+}
+
+/// What a borrower's products read as a copy has one where it is owned.
+fn lend_copies(plans: &mut [StagePlan], tables: &[Option<Table>]) {
+    let copied =
+        |plan: &StagePlan| plan.forward_graph.table.is_some_and(|id| plan.forward_graph.params[id.index()].copied);
+    let wanted =
+        plans.iter().zip(tables).any(|(plan, table)| matches!(table, Some(Table::Borrowed(_))) && copied(plan));
+    for (plan, table) in plans.iter_mut().zip(tables) {
+        if let (true, Some(Table::Lent(_)), Some(id)) = (wanted, table, plan.forward_graph.table) {
+            plan.forward_graph.params[id.index()].copied = true;
+        }
     }
 }
 
@@ -267,7 +302,8 @@ impl Lower<'_> {
         if step.part == Part::Weight {
             let param = self.plan.derivative.gradients[&step.outputs[0]].index();
             let sink = self.sink(param, a);
-            self.sink_operands(param, sink, &mut args);
+            let other_end = self.plan.derivative.head_gradient == Some(step.outputs[0]);
+            self.sink_operands(param, sink, other_end, &mut args);
             return self.call(with_sink(&step.op, sink), dtype, args);
         }
         self.call(step.op.clone(), dtype, args)
@@ -292,9 +328,17 @@ impl Lower<'_> {
         }
     }
 
-    fn sink_operands(&self, param: usize, sink: Sink, args: &mut Vec<Place>) {
+    /// `other_end`: the gradient is that of a tied table's head; beside the embedding it has an accumulator of its own.
+    fn sink_operands(&self, param: usize, sink: Sink, other_end: bool, args: &mut Vec<Place>) {
         let param = &self.layout.params[param];
-        let accumulator = || param.gradient.expect("a gradient that is not used up at once has an accumulator");
+        let beside = other_end && self.plan.forward_graph.input.is_none();
+        let accumulator = || {
+            param
+                .other_end
+                .filter(|_| beside)
+                .or(param.gradient)
+                .expect("a gradient that is not used up at once has an accumulator")
+        };
         match sink {
             Sink::Store | Sink::Add => args.push(accumulator()),
             Sink::Update { accumulated, .. } => {
@@ -322,6 +366,7 @@ impl Lower<'_> {
         match *arg {
             Arg::Weight => self.updated(param),
             Arg::Gradient => vec![param.gradient.expect("an unfused update has accumulators")],
+            Arg::OtherEnd => vec![param.other_end.expect("a tied table that is updated here has another end")],
             Arg::State(i) => vec![param.state[i]],
             Arg::Copy => self.copy(param).into_iter().collect(),
             Arg::Hyper => vec![self.layout.hyper(param)],

@@ -139,7 +139,16 @@ mod tests {
 
     #[test]
     fn a_block_by_hand() {
-        let dims = Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4, dtype: Dtype::F32 };
+        let dims = Dims {
+            layers: 8,
+            width: 256,
+            heads: 8,
+            context: 128,
+            vocab: 256,
+            microbatch: 4,
+            dtype: Dtype::F32,
+            tied: false,
+        };
         let rows = 512;
         let linear = 24 * 256 * 256 * rows;
         let attention = 2 * 256 * 129 * rows;

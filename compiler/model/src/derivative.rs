@@ -38,8 +38,10 @@ pub struct Derivative {
     pub output_gradient: Option<ValueId>,
     /// Gradient of the stage's input; none on the first stage.
     pub input_gradient: Option<ValueId>,
-    /// The parameter of each gradient; every parameter has one.
+    /// The parameter of each gradient; every parameter has one, a tied table one for each end.
     pub gradients: HashMap<ValueId, ParamId>,
+    /// A tied table's gradient by the head.
+    pub head_gradient: Option<ValueId>,
 }
 
 /// Differentiates a stage.
@@ -55,6 +57,7 @@ pub fn derivative(stage: &StageGraph, recompute: Recompute) -> Result<Derivative
         graph: stage.graph.with_same_values(),
         cotangents: HashMap::new(),
         gradients: HashMap::new(),
+        head_gradient: None,
     };
     let output_gradient = stage.output.map(|output| {
         let shape = stage.graph.value(output).shape.clone();
@@ -69,6 +72,7 @@ pub fn derivative(stage: &StageGraph, recompute: Recompute) -> Result<Derivative
         output_gradient,
         input_gradient: stage.input.map(|input| reverse.cotangents[&input]),
         gradients: reverse.gradients,
+        head_gradient: reverse.head_gradient,
         graph: reverse.graph,
     })
 }
@@ -86,6 +90,7 @@ struct Reverse<'a> {
     /// Gradient of each forward value, summed so far.
     cotangents: HashMap<ValueId, ValueId>,
     gradients: HashMap<ValueId, ParamId>,
+    head_gradient: Option<ValueId>,
 }
 
 impl Reverse<'_> {
@@ -111,12 +116,17 @@ impl Reverse<'_> {
                 self.weight(gain, Op::GainGrad, &[dy, x, mean, rstd])?;
                 self.weight(bias, Op::ColumnSum, &[dy])?;
             }
-            Op::MatMul(_) => {
+            Op::MatMul(form) => {
                 let (x, weight) = (inputs[0], inputs[1]);
+                // A tied head: its weight is stored transposed.
+                let transposed = form == Form::NT;
                 // Before both gradients: the first is fused with what reads Gelu's input.
                 self.activation(x)?;
-                self.input(x, Op::MatMul(Form::NT), &[dy, weight])?;
-                self.weight(weight, Op::MatMul(Form::TN), &[x, dy])?;
+                let back = if transposed { Form::NN } else { Form::NT };
+                self.input(x, Op::MatMul(back), &[dy, weight])?;
+                let operands = if transposed { [dy, x] } else { [x, dy] };
+                let gradient = self.weight(weight, Op::MatMul(Form::TN), &operands)?;
+                self.head_gradient = self.head_gradient.or(transposed.then_some(gradient));
             }
             Op::AddBias => {
                 self.accumulate(inputs[0], dy)?;
@@ -186,18 +196,18 @@ impl Reverse<'_> {
     }
 
     /// Adds a node for the gradient of a parameter.
-    fn weight(&mut self, param: ValueId, op: Op, operands: &[ValueId]) -> Result<(), ShapeError> {
+    fn weight(&mut self, param: ValueId, op: Op, operands: &[ValueId]) -> Result<ValueId, ShapeError> {
         let Source::Param(id) = self.forward.value(param).source else {
             unreachable!("the second operand of a linear operation is a parameter")
         };
         let operands = self.activations(operands)?;
         let gradient = self.graph.push_one(Part::Weight, op, &operands)?;
         self.gradients.insert(gradient, id);
-        Ok(())
+        Ok(gradient)
     }
 
     fn embedding(&mut self, table: Table, param: ValueId, operands: &[ValueId]) -> Result<(), ShapeError> {
         let entries = self.forward.value(param).shape[0] as u32;
-        self.weight(param, Op::EmbedGrad { table, entries }, operands)
+        self.weight(param, Op::EmbedGrad { table, entries }, operands).map(|_| ())
     }
 }

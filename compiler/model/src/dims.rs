@@ -18,6 +18,8 @@ pub struct Dims {
     pub microbatch: u32,
     /// Of activations and of the weights that matrix products read.
     pub dtype: Dtype,
+    /// The head multiplies by the token embedding's table.
+    pub tied: bool,
 }
 
 /// Tokens of a micro-batch; keeps every dimension in `u32`.
@@ -35,6 +37,7 @@ impl Dims {
             vocab: model.vocab.value,
             microbatch,
             dtype: model.variant.dtype,
+            tied: model.variant.tied,
         }
     }
 

@@ -391,13 +391,13 @@ fn rank_memory(input: &Input, rank: usize) -> Memory {
         if zero >= from { bytes.div_ceil(shape.variant.data_parallel.into()) } else { bytes }
     };
     let master = if shape.variant.dtype == Dtype::Bf16 { 1 } else { 0 };
-    let reduced = shape.variant.data_parallel > 1 || (table > 0 && (embed || head));
-    let accumulates = usage.sums || !input.fuse || reduced;
-    // The two ends of a tied table are summed apart, so that their order does not depend on the placement.
-    let gradients = parameters + if embed && head { table } else { 0 };
+    let accumulates = usage.sums || !input.fuse || shape.variant.data_parallel > 1;
+    // The two ends of a tied table are summed apart, so that their order does not depend on the placement, and always.
+    let ends = table * (u128::from(embed) + u128::from(head));
+    let gradients = if accumulates { parameters + if embed && head { table } else { 0 } } else { ends };
     let weights = shared(shape.bytes() * kept, 3);
     let optimizer = shared(4 * (states + master * parameters), 1);
-    let gradients = shared(if accumulates { 4 * gradients } else { 0 }, 2);
+    let gradients = shared(4 * gradients, 2);
     let (stash, communication) = flight(input, &stages, usage.split);
     let activations = at_work(input, &stages, &layers, usage.split);
     total([weights, optimizer, gradients, stash, communication, activations].map(saturated))
@@ -426,6 +426,8 @@ fn flight(input: &Input, stages: &[usize], split: bool) -> (u128, u128) {
         let before = if received { rings.recv_f + rings.send_b } else { 0 };
         let after = if sent { rings.send_f + rings.recv_b } else { 0 };
         communication += border * (u128::from(before) + u128::from(after));
+        // The gradient of a tied table's other end.
+        communication += if program.partner(s).is_some() { 4 * u128::from(tied(shape)) } else { 0 };
     }
     (stash, communication)
 }

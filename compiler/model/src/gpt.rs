@@ -1,7 +1,8 @@
 //! The reference GPT: the forward graph of the layers of one stage, and its parameters.
 //!
 //! A block is `x2 = x + out(attention(qkv(ln1(x))))`, `y = x2 + down(gelu(up(ln2(x2))))`; linear layers are `x W + b` with W `[in, out]`.
-//! The head is a LayerNorm, a projection without bias and the cross-entropy.
+//! The head is a LayerNorm, a projection without bias and the cross-entropy. A tied head multiplies by the token embedding's table, whose
+//! rows are the logits' columns.
 
 use crate::dims::Dims;
 use crate::graph::{Elem, Graph, Op, ParamId, Part, ShapeError, Source, ValueId};
@@ -40,12 +41,14 @@ pub struct StageGraph {
     pub output: Option<ValueId>,
     /// Gradient of the logits; on the last stage only.
     pub logits_gradient: Option<ValueId>,
+    /// The tied table that the stage has an end of, or both.
+    pub table: Option<ParamId>,
 }
 
 /// The graph of a stage's layers. `loss_scale` multiplies the loss's gradient.
 pub fn stage_graph(dims: &Dims, layers: &[Layer], loss_scale: f32) -> Result<StageGraph, ShapeError> {
     let graph = Graph::new(dims.microbatch, dims.context).storing(dims.dtype);
-    let mut builder = Builder { dims: *dims, graph, params: Vec::new() };
+    let mut builder = Builder { dims: *dims, graph, params: Vec::new(), table: None };
     let rows = builder.graph.rows();
     let first = layers.first() == Some(&Layer::Embed);
     let input =
@@ -64,13 +67,16 @@ pub fn stage_graph(dims: &Dims, layers: &[Layer], loss_scale: f32) -> Result<Sta
         };
     }
     builder.mark_copied();
-    Ok(StageGraph { graph: builder.graph, params: builder.params, input, output: current, logits_gradient })
+    let Builder { graph, params, table, .. } = builder;
+    Ok(StageGraph { graph, params, input, output: current, logits_gradient, table: table.filter(|_| dims.tied) })
 }
 
 struct Builder {
     dims: Dims,
     graph: Graph,
     params: Vec<ParamDecl>,
+    /// The token embedding's.
+    table: Option<ParamId>,
 }
 
 impl Builder {
@@ -95,12 +101,21 @@ impl Builder {
     }
 
     fn embed(&mut self) -> Result<ValueId, ShapeError> {
-        let Dims { width, context, vocab, .. } = self.dims;
+        let Dims { width, context, .. } = self.dims;
         let rows = self.graph.rows();
         let tokens = self.graph.external(Source::Tokens, Elem::U32, vec![rows]);
-        let token_table = self.param("embed.tok".into(), &[vocab, width], Init::Normal { std: STD });
+        let token_table = self.token_table();
         let position_table = self.param("embed.pos".into(), &[context, width], Init::Normal { std: STD });
         self.push(Op::Embed, &[tokens, token_table, position_table])
+    }
+
+    fn token_table(&mut self) -> ValueId {
+        let Dims { width, vocab, .. } = self.dims;
+        if let Some(id) = self.table {
+            return self.params[id.index()].value;
+        }
+        self.table = Some(ParamId(self.params.len() as u32));
+        self.param("embed.tok".into(), &[vocab, width], Init::Normal { std: STD })
     }
 
     fn block(&mut self, l: u32, x: ValueId) -> Result<ValueId, ShapeError> {
@@ -123,8 +138,12 @@ impl Builder {
     fn head(&mut self, x: ValueId, loss_scale: f32) -> Result<ValueId, ShapeError> {
         let Dims { width, vocab, .. } = self.dims;
         let y = self.layer_norm("final.ln", x)?;
-        let weight = self.param("head.weight".into(), &[width, vocab], Init::Normal { std: STD });
-        let logits = self.push(Op::MatMul(Form::NN), &[y, weight])?;
+        let (weight, form) = if self.dims.tied {
+            (self.token_table(), Form::NT)
+        } else {
+            (self.param("head.weight".into(), &[width, vocab], Init::Normal { std: STD }), Form::NN)
+        };
+        let logits = self.push(Op::MatMul(form), &[y, weight])?;
         let rows = self.graph.rows();
         let targets = self.graph.external(Source::Targets, Elem::U32, vec![rows]);
         self.push(Op::CrossEntropy { scale_bits: loss_scale.to_bits() }, &[targets, logits])

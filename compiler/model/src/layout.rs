@@ -8,9 +8,9 @@
 //! |---|---|---|
 //! | weights | parameters as passes read them: those with a bf16 copy that copy | each version that is kept: ring `weights`; a prediction |
 //! | optimizer | f32 weights that have a copy; the optimizers' states | once |
-//! | gradients | accumulators; a parameter has none where its every gradient goes straight into a fused update | once |
+//! | gradients | accumulators; a parameter has none where its every gradient goes straight into a fused update; a tied table has one for each end | once |
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
-//! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only |
+//! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only; the gradient of a tied table's other end on another rank |
 //! | activations | token ids (ring `recv_f`) and target ids (once; ring `recv_f` where the backward pass runs the loss again); temporaries of F, B, I, W and U, by liveness, shared by all bodies | |
 //! | workspace | hyper-parameters, a version word for each version of the weights, loss; the scratch of the kernel that needs most | once |
 //!
@@ -25,7 +25,7 @@
 
 use crate::arena::{Bump, Interval, align, first_fit, one};
 use crate::gpt::ParamDecl;
-use crate::graph::{Elem, ValueId};
+use crate::graph::{Elem, ParamId, ValueId};
 use crate::operands::HYPER_BYTES;
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
@@ -45,11 +45,40 @@ pub struct StageInput<'a> {
     /// Index, among the rank's stages, of the stage before and the one after, where they are on this rank: the stage hands over to them.
     pub before: Option<usize>,
     pub after: Option<usize>,
+    pub table: Option<Table>,
+}
+
+/// Where the ends of the tied table are, of which the stage has one at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Table {
+    /// Both in this stage.
+    Whole,
+    /// The other end is on another rank: each has a copy.
+    Apart,
+    /// This is the first stage, and the stage of this index among the rank's has the other end: it has the table from here.
+    Lent(usize),
+    /// This is the last stage, which has the table from the stage of this index among the rank's.
+    Borrowed(usize),
+}
+
+impl StageInput<'_> {
+    /// Index of the tied table among the parameters.
+    fn table_index(&self) -> Option<usize> {
+        self.plan.forward_graph.table.filter(|_| self.table.is_some()).map(ParamId::index)
+    }
+
+    /// Whether parameter `i` has no storage here.
+    fn borrows(&self, i: usize) -> bool {
+        matches!(self.table, Some(Table::Borrowed(_))) && self.table_index() == Some(i)
+    }
 }
 
 /// Where everything of one stage is.
 pub struct StageLayout {
+    /// All that the stage reads; what it borrows has no gradient of its other end.
     pub params: Vec<Param>,
+    /// Index of the parameter that another stage of the rank owns.
+    pub borrowed: Option<usize>,
     pub io: StageIo,
     /// Where the output and the input gradient go: what is sent from, or the ring of the stage that it is handed over to.
     output: Option<Place>,
@@ -88,15 +117,26 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     let mut start = 0;
     let read: Vec<Vec<Place>> = stages.iter().map(|s| read(s, &mut bump)).collect();
     memory.weights = region(&bump, &mut start);
-    let weights: Vec<Vec<Weight>> = stages.iter().zip(read).map(|(s, read)| weights(s, read, &mut bump)).collect();
-    let states: Vec<Vec<Vec<Place>>> = stages.iter().map(|s| states(s, &mut bump)).collect();
+    let mut weights: Vec<Vec<Weight>> = stages.iter().zip(read).map(|(s, read)| weights(s, read, &mut bump)).collect();
+    let mut states: Vec<Vec<Vec<Place>>> = stages.iter().map(|s| states(s, &mut bump)).collect();
+    borrow(stages, &mut weights, &mut states);
     memory.optimizer = region(&bump, &mut start);
     let gradients: Vec<Vec<Option<Place>>> = stages.iter().map(|s| accumulators(s, &mut bump)).collect();
+    let at = |s: &StageInput, table| s.table == Some(table);
+    let mut others: Vec<Option<Place>> =
+        stages.iter().map(|s| at(s, Table::Whole).then(|| table_gradient(s, &mut bump))).collect();
     memory.gradients = region(&bump, &mut start);
     let mut places: Vec<HashMap<ValueId, Place>> = vec![HashMap::new(); stages.len()];
     let seen: Vec<Place> = stages.iter().zip(&mut places).map(|(s, p)| stash(s, &mut bump, p)).collect();
     memory.stash = region(&bump, &mut start);
     let mut ios: Vec<Io> = stages.iter().map(|s| communication(s, &mut bump)).collect();
+    for (stage, other) in stages.iter().zip(&mut others) {
+        match stage.table {
+            Some(Table::Apart) => *other = Some(table_gradient(stage, &mut bump)),
+            Some(Table::Lent(to)) => *other = stages[to].table_index().and_then(|i| gradients[to][i]),
+            _ => {}
+        }
+    }
     memory.communication = region(&bump, &mut start);
     stages.iter().zip(&mut ios).for_each(|(s, io)| ids(s, &mut bump, io));
     let shared = stages.iter().zip(&mut places).map(|(s, p)| temporaries(s, bump.at, p)).max().unwrap_or(0);
@@ -109,18 +149,29 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     memory.workspace = region(&bump, &mut start);
     let mut laid_out = Vec::with_capacity(stages.len());
     for (i, stage) in stages.iter().enumerate() {
-        let params = params(stage, &weights[i], &states[i], &gradients[i]);
+        let mut params = params(stage, &weights[i], &states[i], &gradients[i]);
+        let table = stage.table_index();
+        if let Some(at) = table {
+            params[at].other_end = others[i];
+        }
+        let borrowed = table.filter(|at| stage.borrows(*at));
         let output = ios[i].send_f.or_else(|| ios[stage.after?].recv_f);
         let input_gradient = ios[i].send_b.or_else(|| ios[stage.before?].recv_b);
         let io = io(&ios[i], &words[i], seen[i]);
         let update_temporaries = std::mem::take(&mut for_updates[i].0);
         let places = std::mem::take(&mut places[i]);
-        laid_out.push(StageLayout { params, io, output, input_gradient, places, update_temporaries });
+        laid_out.push(StageLayout { params, borrowed, io, output, input_gradient, places, update_temporaries });
     }
     RankLayout { stages: laid_out, scratch_offset: bump.at, memory }
 }
 
 impl StageLayout {
+    /// The parameters that the stage owns.
+    pub fn own_params(&self) -> Vec<Param> {
+        let own = self.params.iter().enumerate().filter(|(i, _)| Some(*i) != self.borrowed);
+        own.map(|(_, p)| p.clone()).collect()
+    }
+
     /// Where a value is.
     pub fn place(&self, plan: &StagePlan, value: ValueId) -> Place {
         let io = &self.io;
@@ -148,13 +199,33 @@ impl StageLayout {
 /// What passes read of each parameter: the versions that are kept, or the weights and, where their rule has one, a prediction.
 fn read(stage: &StageInput, bump: &mut Bump) -> Vec<Place> {
     let elem = |p: &ParamDecl| if p.copied { Elem::Bf16 } else { Elem::F32 };
-    let place = |p: &ParamDecl| {
+    let place = |(i, p): (usize, &ParamDecl)| {
+        if stage.borrows(i) {
+            return one(0, 0);
+        }
         if stage.rules.of(&p.name, &p.shape).rule.predicts() {
             return bump.ring(elem(p).bytes() * p.len(), 2).selected(Selector::Here);
         }
         bump.ring(elem(p).bytes() * p.len(), stage.rings.weights)
     };
-    stage.plan.forward_graph.params.iter().map(place).collect()
+    stage.plan.forward_graph.params.iter().enumerate().map(place).collect()
+}
+
+/// As large as the tied table, in f32.
+fn table_gradient(stage: &StageInput, bump: &mut Bump) -> Place {
+    let index = stage.table_index().expect("asked of stages with an end of the table");
+    bump.place(4 * stage.plan.forward_graph.params[index].len())
+}
+
+/// Places of what stages have from others.
+fn borrow(stages: &[StageInput], weights: &mut [Vec<Weight>], states: &mut [Vec<Vec<Place>>]) {
+    for (borrower, stage) in stages.iter().enumerate() {
+        let Some(Table::Borrowed(from)) = stage.table else { continue };
+        if let (Some(own), Some(there)) = (stage.table_index(), stages[from].table_index()) {
+            weights[borrower][own] = weights[from][there];
+            states[borrower][own] = states[from][there].clone();
+        }
+    }
 }
 
 /// A weight, and its copy.
@@ -162,15 +233,21 @@ type Weight = (Place, Option<Place>);
 
 /// By parameter; what is read is the weight itself, or a copy beside which it is placed.
 fn weights(stage: &StageInput, read: Vec<Place>, bump: &mut Bump) -> Vec<Weight> {
-    let params = stage.plan.forward_graph.params.iter().zip(read);
-    params.map(|(p, read)| if p.copied { (bump.place(4 * p.len()), Some(read)) } else { (read, None) }).collect()
+    let params = stage.plan.forward_graph.params.iter().enumerate().zip(read);
+    let beside = |i: usize, p: &ParamDecl| p.copied && !stage.borrows(i);
+    let weight = |((i, p), read): ((usize, &ParamDecl), Place)| match beside(i, p) {
+        true => (bump.place(4 * p.len()), Some(read)),
+        false => (read, None),
+    };
+    params.map(weight).collect()
 }
 
 /// By parameter. All parameters' first states lie together, then all second ones.
 fn states(stage: &StageInput, bump: &mut Bump) -> Vec<Vec<Place>> {
     let params = &stage.plan.forward_graph.params;
     let of = |p: &ParamDecl| stage.rules.of(&p.name, &p.shape).rule.buffers(&p.shape);
-    let wanted: Vec<Vec<(&str, u64)>> = params.iter().map(of).collect();
+    let kept = |(i, p): (usize, &ParamDecl)| if stage.borrows(i) { Vec::new() } else { of(p) };
+    let wanted: Vec<Vec<(&str, u64)>> = params.iter().enumerate().map(kept).collect();
     let mut placed = vec![Vec::new(); params.len()];
     for i in 0..wanted.iter().map(Vec::len).max().unwrap_or(0) {
         for (places, wanted) in placed.iter_mut().zip(&wanted) {

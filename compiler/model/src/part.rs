@@ -14,6 +14,8 @@ pub enum UpdatePart {
     SumSquares { len: u64, add: bool },
     /// sum f64[1], inout x [len]: x is multiplied by a factor of the norm n = sqrt(sum), made in f64 and rounded once.
     Scale { len: u64, factor: Factor },
+    /// other [len], inout g [len]: g += other. What a tied table's two ends have each summed.
+    Add { len: u64 },
     /// hyper, inout g [len], m [len]: m = b1 m + (1-b1) g; g becomes the look-ahead g + b1 (m - g), Nesterov's.
     Momentum { len: u64 },
     /// hyper, inout g [len], before [len]: g becomes g + h8 (g - before); before becomes the g that was. MARS.
@@ -42,6 +44,7 @@ impl UpdatePart {
                 list.sum(if add { Access::Update } else { Access::Write });
             }
             UpdatePart::Scale { len, .. } => _ = list.sum(Access::Read).update(4 * len),
+            UpdatePart::Add { len } => _ = list.read(4 * len).update(4 * len),
             UpdatePart::Momentum { len } | UpdatePart::Correct { len } => {
                 list.read(HYPER_BYTES).update(4 * len).update(4 * len);
             }
@@ -61,6 +64,7 @@ impl UpdatePart {
                 Factor::AtMost { max_bits } => format!("scale_{len}_at_most_{max_bits:016x}"),
                 Factor::To { target_bits } => format!("scale_{len}_to_{target_bits:016x}"),
             },
+            UpdatePart::Add { len } => format!("add_{len}"),
             UpdatePart::Momentum { len } => format!("momentum_{len}"),
             UpdatePart::Correct { len } => format!("correct_{len}"),
             UpdatePart::Columns { rows, width } => format!("columns_{rows}x{width}"),

@@ -1,7 +1,7 @@
 //! The updates of a stage that no weight-gradient kernel can take in: kernel calls over the parameters' buffers and temporaries.
 //!
 //! Each parameter's accumulated gradient is clipped, prepared by its optimizer, and ends in [`KernelOp::Update`], the elementwise
-//! step that fused updates run too. What prepares it works in place on the accumulator, whose gradient is used up.
+//! step that fused updates run too. The gradient of a tied table is first the sum of both its ends'. What prepares it works in place on the accumulator, whose gradient is used up.
 //!
 //! # Muon
 //!
@@ -19,6 +19,8 @@ pub enum Arg {
     /// The parameter's; where the newest version is left as it is, that and the next.
     Weight,
     Gradient,
+    /// Of a tied table: the gradient of its other end.
+    OtherEnd,
     State(usize),
     /// The bf16 copy of a parameter that has one.
     Copy,
@@ -49,6 +51,18 @@ pub struct UpdatePlan {
     pub temporaries: Vec<u64>,
 }
 
+/// The tied table among a stage's parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TiedTable {
+    /// Index into the stage's parameters.
+    pub param: usize,
+    /// Whether this stage makes its update: of two stages on one rank, which share the table, the first does.
+    pub updated: bool,
+}
+
+/// Why a tied table is not updated in a weight gradient.
+const TIED: &str = "the update of a tied table takes the gradients of both its ends";
+
 /// Newton-Schulz iterations and their coefficients: X <- a X + (b A + c A A) X.
 const ITERATIONS: u32 = 5;
 const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
@@ -57,14 +71,25 @@ const ADAMW_RMS: f64 = 0.2;
 
 impl UpdatePlan {
     /// The updates of `params`. `fuse`: run them in weight gradients where that can be.
-    pub fn new(params: &[ParamDecl], rules: &Rules, fuse: bool, writes: Writes) -> Self {
-        let why = |p: &ParamDecl| if fuse { rules.unfused(&p.name, &p.shape) } else { Some("`fuse = off`") };
-        let unfused = params.iter().map(why).collect();
+    pub fn new(params: &[ParamDecl], rules: &Rules, fuse: bool, writes: Writes, table: Option<TiedTable>) -> Self {
+        let tied = |i: usize| table.filter(|t| t.param == i).map(|_| TIED);
+        let why = |(i, p): (usize, &ParamDecl)| match fuse {
+            true => tied(i).or_else(|| rules.unfused(&p.name, &p.shape)),
+            false => Some("`fuse = off`"),
+        };
+        let unfused = params.iter().enumerate().map(why).collect();
         let mut plan = UpdatePlan { unfused, steps: Vec::new(), writes, temporaries: Vec::new() };
-        if let Some(Clip::PerStage { max }) = rules.clip {
-            plan.clip_together(params, max);
+        // What another stage of the rank updates.
+        let foreign = table.filter(|t| !t.updated).map(|t| t.param);
+        let own: Vec<(usize, &ParamDecl)> = params.iter().enumerate().filter(|(i, _)| Some(*i) != foreign).collect();
+        if let Some(TiedTable { param, updated: true }) = table {
+            let op = UpdatePart::Add { len: params[param].len() };
+            plan.push(KernelOp::Part(op), param, &[Arg::OtherEnd, Arg::Gradient]);
         }
-        for (i, param) in params.iter().enumerate().filter(|(i, _)| plan.unfused[*i].is_some()).collect::<Vec<_>>() {
+        if let Some(Clip::PerStage { max }) = rules.clip {
+            plan.clip_together(&own, max);
+        }
+        for (i, param) in own.into_iter().filter(|(i, _)| plan.unfused[*i].is_some()).collect::<Vec<_>>() {
             let shape = &param.shape;
             let mut writer = Writer { plan: &mut plan, param: i, len: param.len(), copied: param.copied };
             if let Some(Clip::PerTensor { max }) = rules.clip {
@@ -81,15 +106,15 @@ impl UpdatePlan {
     }
 
     /// One norm for all parameters, summed in their order.
-    fn clip_together(&mut self, params: &[ParamDecl], max: f64) {
+    fn clip_together(&mut self, params: &[(usize, &ParamDecl)], max: f64) {
         let sum = self.temporary(8);
-        let lens: Vec<u64> = params.iter().map(ParamDecl::len).collect();
-        for (param, &len) in lens.iter().enumerate() {
-            let op = UpdatePart::SumSquares { len, add: param > 0 };
+        let lens: Vec<(usize, u64)> = params.iter().map(|(i, p)| (*i, p.len())).collect();
+        for (n, &(param, len)) in lens.iter().enumerate() {
+            let op = UpdatePart::SumSquares { len, add: n > 0 };
             self.push(KernelOp::Part(op), param, &[Arg::Gradient, sum]);
         }
         let factor = Factor::AtMost { max_bits: max.to_bits() };
-        for (param, &len) in lens.iter().enumerate() {
+        for (param, len) in lens {
             self.push(KernelOp::Part(UpdatePart::Scale { len, factor }), param, &[sum, Arg::Gradient]);
         }
     }

@@ -195,8 +195,10 @@ fn overlaps(kernels: &[Kernel], stages: &[&Stage]) -> Result<(), String> {
 fn declared(stage: &Stage) -> Vec<Place> {
     let io = &stage.io;
     let optional = [io.tokens, io.targets, io.loss, io.recv_f, io.send_f, io.recv_b, io.send_b];
-    let params =
-        stage.params.iter().flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.copy).chain(p.gradient));
+    let params = stage
+        .params
+        .iter()
+        .flat_map(|p| p.state.iter().copied().chain([p.weight]).chain(p.copy).chain(p.gradient).chain(p.other_end));
     optional.into_iter().flatten().chain([io.hyper, io.version, io.version_seen]).chain(params).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Builds: invariants over many shapes, and bench-gpt's kernels and memory as snapshots.
 
-use crate::programs::{flush, on_ranks};
+use crate::programs::{flush, on_ranks, tied};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use std::fmt::Write;
 
 const BENCH: Dims =
-    Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4, dtype: Dtype::F32 };
+    Dims { layers: 8, width: 256, heads: 8, context: 128, vocab: 256, microbatch: 4, dtype: Dtype::F32, tied: false };
 
 fn cut(dims: &Dims, stages: u32) -> Vec<Vec<Layer>> {
     partition(dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
@@ -58,10 +58,10 @@ proptest! {
     fn every_build_holds_its_invariants(
         (layers, head_width, heads, context, vocab) in (1u32..4, 1u32..9, 1u32..4, 1u32..20, 2u32..40),
         (microbatch, stages, k) in (1u32..4, 1u32..4, 1u32..4),
-        (split, fuse, folded, v3, by_muon, bf16) in any::<(bool, bool, bool, bool, bool, bool)>(),
+        (split, fuse, folded, v3, by_muon, bf16, is_tied) in any::<(bool, bool, bool, bool, bool, bool, bool)>(),
     ) {
         let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
-        let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch, dtype };
+        let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch, dtype, tied: is_tied };
         let stages = stages.min(layers + 2);
         let program = if folded {
             // Two ranks that take turns.
@@ -70,13 +70,14 @@ proptest! {
         } else {
             flush(stages, k, split)
         };
+        let program = if is_tied { tied(program) } else { program };
         let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
         let partition = &cut(&dims, program.rank_of_stage.len() as u32);
         let rules = &if by_muon { muon() } else { adamw() };
         let build = build(&Input { dims, partition, fuse, rules, recompute: Recompute::None, products: Products::F32, program: &program, target: cpu.into() });
         prop_assert_eq!(verify(&build), Ok(()));
         let accumulates = !fuse || k > 1 || by_muon;
-        prop_assert!(build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
+        prop_assert!(is_tied || build.memory.iter().all(|m| (m.gradients > 0) == accumulates));
         for (kernel, entry) in build.kernels.iter().zip(&build.entries) {
             prop_assert_eq!((&kernel.name, kernel.scratch_bytes), (&entry.name, entry.scratch_bytes));
         }
@@ -131,7 +132,8 @@ fn verify_sizes(build: &Build) -> Result<(), String> {
 #[test]
 fn a_damaged_build_is_found() {
     let program = flush(2, 2, false);
-    let dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 2, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 2, dtype: Dtype::F32, tied: false };
     let good = built(dims, &program, true, CpuClass::X86V4);
     assert_eq!(verify(&good), Ok(()));
     let damaged = |change: &dyn Fn(&mut Build)| {
@@ -211,7 +213,8 @@ fn the_stash_is_as_documented() {
 /// With Muon a matrix has one state, and the update's temporaries share memory with the passes'.
 #[test]
 fn muon_plans_its_workspace() {
-    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32, tied: false };
     let program = &flush(1, 1, false);
     let (partition, cpu) = (&cut(&dims, 1), CpuClass::X86V4);
     let (recompute, target) = (Recompute::None, cpu.into());

@@ -1,6 +1,6 @@
 //! Estimates: published counts and formulas, agreement with what is built, and how they move with each setting.
 
-use crate::programs::{flush, on_ranks};
+use crate::programs::{flush, on_ranks, tied};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::spec::{Attention, Device, Dtype, Layer, Limits, Mlp, Norm, Position, Products, Recompute, Times, Variant};
@@ -28,7 +28,8 @@ fn with(shape: Shape, change: impl Fn(&mut Variant)) -> Shape {
 }
 
 fn llama(layers: u32, width: u32, hidden: u32, kv_heads: u32, vocab: u32) -> Shape {
-    let dims = Dims { layers, width, heads: width / 128, context: 4096, vocab, microbatch: 1, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers, width, heads: width / 128, context: 4096, vocab, microbatch: 1, dtype: Dtype::F32, tied: false };
     with(shape(dims), |v| {
         let mlp = Mlp::SwiGlu { hidden };
         (v.norm, v.position, v.bias, v.kv_heads, v.mlp) = (Norm::Rms, Position::Rotary, false, kv_heads, mlp);
@@ -56,7 +57,8 @@ fn parameters_are_the_published_counts() {
     assert_eq!(parameters_total(&llama(32, 4096, 14336, 8, 128_256)), 8_030_261_248, "Llama 3 8B");
     assert_eq!(parameters_total(&llama(80, 8192, 28672, 8, 32_000)), 68_976_648_192, "Llama 2 70B");
     let gpt2 = |layers, width, heads| {
-        let dims = Dims { layers, width, heads, context: 1024, vocab: 50_257, microbatch: 1, dtype: Dtype::F32 };
+        let dims =
+            Dims { layers, width, heads, context: 1024, vocab: 50_257, microbatch: 1, dtype: Dtype::F32, tied: false };
         parameters_total(&with(shape(dims), |v| v.tied = true))
     };
     assert_eq!(gpt2(12, 768, 12), 124_439_808, "GPT-2");
@@ -72,8 +74,16 @@ fn published(shape: &Shape) -> u128 {
 #[test]
 fn activations_of_a_block_are_the_published_formula() {
     let (s, b, h, a, t) = (2048u128, 4u128, 6144u128, 64u128, 8u128);
-    let dims =
-        Dims { layers: 48, width: 6144, heads: 64, context: 2048, vocab: 51_200, microbatch: 4, dtype: Dtype::F32 };
+    let dims = Dims {
+        layers: 48,
+        width: 6144,
+        heads: 64,
+        context: 2048,
+        vocab: 51_200,
+        microbatch: 4,
+        dtype: Dtype::F32,
+        tied: false,
+    };
     let megatron = with(shape(dims), |v| (v.dtype, v.attention, v.dropout) = (Dtype::Bf16, Attention::Stored, true));
     let score = 5 * a * s * s * b;
     assert_eq!(published(&megatron), 34 * s * b * h + score);
@@ -98,16 +108,19 @@ fn mixed_precision_adam_takes_18_bytes_a_parameter() {
 /// What is planned to the byte and what is estimated are one for the reference GPT: sizes are such that nothing is padded.
 #[test]
 fn estimates_are_what_is_built() {
-    compare_with_what_is_built(Dtype::F32);
-    compare_with_what_is_built(Dtype::Bf16);
+    for tied in [false, true] {
+        compare_with_what_is_built(Dtype::F32, tied);
+        compare_with_what_is_built(Dtype::Bf16, tied);
+    }
 }
 
-fn compare_with_what_is_built(dtype: Dtype) {
-    let dims = Dims { layers: 4, width: 64, heads: 4, context: 32, vocab: 128, microbatch: 2, dtype };
+fn compare_with_what_is_built(dtype: Dtype, is_tied: bool) {
+    let dims = Dims { layers: 4, width: 64, heads: 4, context: 32, vocab: 128, microbatch: 2, dtype, tied: is_tied };
     let folded = on_ranks(&[0, 1, 0], 2, 2, false);
     for (program, stages) in
         [(flush(1, 2, false), 1), (flush(2, 3, false), 2), (flush(3, 1, true), 3), (flush(2, 2, true), 2), (folded, 3)]
     {
+        let program = if is_tied { tied(program) } else { program };
         let partition = cut(dims.layers, stages);
         let (rules, cpu) = (&Rules::uniform(UpdateRule::plain(OptimizerKind::AdamW)), CpuClass::X86V4);
         let (partition, program, recompute) = (&partition, &program, Recompute::None);
@@ -122,7 +135,7 @@ fn compare_with_what_is_built(dtype: Dtype) {
             target: cpu.into(),
         };
         let built = build(&input).memory;
-        let estimated = estimated(with(shape(dims), |v| v.dtype = dtype), partition, program);
+        let estimated = estimated(with(shape(dims), |v| (v.dtype, v.tied) = (dtype, is_tied)), partition, program);
         for (rank, (b, mut e)) in built.iter().zip(estimated).enumerate() {
             let slots = |s: &usize| u64::from(program.rings[*s].stash.max(1));
             let own = (0..partition.len()).filter(|&s| program.rank_of_stage[s].index() == rank);
@@ -131,6 +144,8 @@ fn compare_with_what_is_built(dtype: Dtype) {
             if dtype == Dtype::Bf16 {
                 // Estimated: bf16 and f32 of every parameter. What no product reads is there in f32 only.
                 let of = |layer: &Layer| match layer {
+                    // A tied head on the same rank reads the table.
+                    Layer::Embed if is_tied && program.partner(0).is_none() => 32 * 64,
                     Layer::Embed => (128 + 32) * 64,
                     Layer::Block(_) => 13 * 64,
                     Layer::Head => 2 * 64,
@@ -150,7 +165,8 @@ fn compare_with_what_is_built(dtype: Dtype) {
 
 #[test]
 fn work_is_that_of_the_graph() {
-    let dims = Dims { layers: 4, width: 48, heads: 4, context: 33, vocab: 100, microbatch: 3, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers: 4, width: 48, heads: 4, context: 33, vocab: 100, microbatch: 3, dtype: Dtype::F32, tied: false };
     let graph = LayerWork::new(&dims, Recompute::None);
     for layer in [Layer::Embed, BLOCK, Layer::Head] {
         let work = graph.of(layer);
@@ -169,7 +185,16 @@ fn times_follow_the_device() {
         latency_ns: 7,
         span: 0..0,
     };
-    let dims = Dims { layers: 1, width: 100, heads: 1, context: 10, vocab: 1000, microbatch: 1, dtype: Dtype::F32 };
+    let dims = Dims {
+        layers: 1,
+        width: 100,
+        heads: 1,
+        context: 10,
+        vocab: 1000,
+        microbatch: 1,
+        dtype: Dtype::F32,
+        tied: false,
+    };
     let costs = estimate::costs(&shape(dims), Some(&device), false);
     // 2 x 10 x 100 x 1000 operations at one a nanosecond; 4000 bytes at two a nanosecond.
     assert_eq!((costs.head, costs.hop_ns), (Times { f_ns: 2_000_000, i_ns: 2_000_000, w_ns: 2_000_000 }, 2007));
@@ -182,7 +207,8 @@ fn times_follow_the_device() {
 
 #[test]
 fn a_tied_table_counts_once_on_one_rank_and_twice_on_two() {
-    let dims = Dims { layers: 2, width: 64, heads: 4, context: 32, vocab: 128, microbatch: 1, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers: 2, width: 64, heads: 4, context: 32, vocab: 128, microbatch: 1, dtype: Dtype::F32, tied: false };
     let (own, tied) = (shape(dims), with(shape(dims), |v| v.tied = true));
     let table = 128 * 64;
     let weights = |shape, partition: &[Vec<Layer>], program: &Program| -> u64 {
@@ -232,7 +258,8 @@ fn variants() -> impl Strategy<Value = Shape> {
     let kinds = (any::<[bool; 7]>(), 0u32..3);
     (sizes, kinds).prop_map(|((layers, heads, context, vocab, microbatch), (flags, recompute))| {
         let heads = 8 * heads;
-        let dims = Dims { layers, width: 16 * heads, heads, context, vocab, microbatch, dtype: Dtype::F32 };
+        let dims =
+            Dims { layers, width: 16 * heads, heads, context, vocab, microbatch, dtype: Dtype::F32, tied: false };
         let [bf16, swiglu, rms, rotary, bias, stored, dropout] = flags;
         with(shape(dims), |v| {
             v.dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };

@@ -1,7 +1,7 @@
 //! The whole gradient of a small odd GPT against finite differences, and equal for every cut, order and form of the update.
 
 use crate::machine::{Machine, Random, Setting};
-use crate::programs::{flush, on_ranks};
+use crate::programs::{flush, on_ranks, tied};
 use artifact::program::Optimizer;
 use artifact::stream::Program;
 use dsl::spec::{At, Dtype, Layer, Partition, Products, Recompute};
@@ -14,7 +14,8 @@ use model::target::CpuClass;
 use model::verify::verify;
 use std::collections::HashMap;
 
-const DIMS: Dims = Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 3, dtype: Dtype::F32 };
+const DIMS: Dims =
+    Dims { layers: 2, width: 12, heads: 3, context: 5, vocab: 11, microbatch: 3, dtype: Dtype::F32, tied: false };
 
 /// Weights large enough that every gradient matters, gains around 1.
 fn weight(name: &str, element: u64) -> f64 {
@@ -46,7 +47,7 @@ fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
 }
 
 fn built_of(dtype: Dtype, program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
-    let dims = Dims { dtype, ..DIMS };
+    let dims = Dims { dtype, tied: program.tied, ..DIMS };
     let partition = cut(program.rank_of_stage.len() as u32);
     let (rules, recompute) = (&Rules::uniform(UpdateRule::plain(optimizer)), Recompute::None);
     let (partition, target) = (&partition, CpuClass::X86V4.into());
@@ -72,10 +73,19 @@ fn gradients(program: &Program) -> HashMap<String, Vec<f64>> {
 
 #[test]
 fn the_gradient_is_that_of_finite_differences() {
-    let program = flush(1, 2, false);
-    let build = built(&program, false, OptimizerKind::Sgd);
-    let gradients = gradients(&program);
-    assert_eq!(gradients.len(), 2 + 2 * 12 + 3);
+    by_differences(&flush(1, 2, false));
+}
+
+/// The table's gradient is the sum of both ends'.
+#[test]
+fn the_gradient_of_a_tied_table_is_that_of_finite_differences() {
+    by_differences(&tied(flush(1, 2, false)));
+}
+
+fn by_differences(program: &Program) {
+    let build = built(program, false, OptimizerKind::Sgd);
+    let gradients = gradients(program);
+    assert_eq!(gradients.len(), 2 + 2 * 12 + 3 - usize::from(program.tied));
     let mut random = Random(7);
     for (name, gradient) in &gradients {
         let largest = gradient.iter().fold(0.0f64, |a, g| a.max(g.abs()));
@@ -92,7 +102,7 @@ fn the_gradient_is_that_of_finite_differences() {
             let h = 1e-4;
             let moved = |by: f64| {
                 let at = |n: &str, e: u64| weight(n, e) + if n == name { by * direction[e as usize] } else { 0.0 };
-                loss(&build, &program, &at)
+                loss(&build, program, &at)
             };
             let numeric = (moved(h) - moved(-h)) / (2.0 * h);
             let exact: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
@@ -100,6 +110,63 @@ fn the_gradient_is_that_of_finite_differences() {
             let error = (numeric - exact).abs();
             assert!(error < 2e-7 * (1.0 + exact.abs()), "{name}: {exact} by the derivative, {numeric} by differences");
         }
+    }
+}
+
+/// Both ends sum apart, wherever they are, and both copies make the same updates: losses and weights do not depend on the cut.
+#[test]
+fn a_tied_table_is_updated_alike_on_every_cut() {
+    let lion = Optimizer::Lion { beta1: 0.9, beta2: 0.99, decay: 0.1 };
+    for (optimizer, dtype) in [(ADAMW, Dtype::F32), (SGD, Dtype::F32), (lion, Dtype::F32), (ADAMW, Dtype::Bf16)] {
+        let trained = |program: Program| {
+            let program = tied(program);
+            let build = built_of(dtype, &program, true, optimizer.kind());
+            let mut machine = Machine::new(&build, &program, setting(optimizer, &weight));
+            machine.run(3);
+            assert!(machine.copies_agree(), "{:?}", program.rank_of_stage);
+            let mut losses: Vec<(u64, f64)> = machine.losses.clone().into_iter().collect();
+            losses.sort_by_key(|(mb, _)| *mb);
+            (losses, machine.weights())
+        };
+        let reference = trained(flush(1, 3, false));
+        assert!(!reference.1.contains_key("head.weight") && reference.1["embed.tok"][0] != weight("embed.tok", 0));
+        for program in [
+            flush(2, 3, false),
+            flush(3, 3, true),
+            flush(4, 3, false),
+            on_ranks(&[0, 1, 1, 0], 2, 3, false),
+            on_ranks(&[0, 1, 1, 0], 2, 3, true),
+            on_ranks(&[0, 0, 0], 1, 3, false),
+        ] {
+            let ranks = program.rank_of_stage.clone();
+            assert!(trained(program) == reference, "{optimizer:?}, {dtype:?}, stages on {ranks:?}");
+        }
+    }
+}
+
+/// Fusing takes an accumulator from every other parameter, and from none of the table's two ends.
+#[test]
+fn a_tied_table_always_has_two_accumulators() {
+    let table = u64::from(4 * DIMS.vocab * DIMS.width).next_multiple_of(64);
+    for (program, gradients, received) in [
+        (flush(1, 1, false), vec![2 * table], 0),
+        (flush(2, 1, false), vec![table, table], table),
+        (flush(3, 1, false), vec![table, 0, table], table),
+        (on_ranks(&[0, 1, 1, 0], 2, 1, false), vec![2 * table, 0], 0),
+    ] {
+        let program = tied(program);
+        let of = |tied: bool| {
+            let build = built(&Program { tied, ..program.clone() }, true, OptimizerKind::AdamW);
+            build.memory.iter().map(|m| (m.gradients, m.communication)).unzip::<u64, u64, Vec<_>, Vec<_>>()
+        };
+        let (tied, own) = (of(true), of(false));
+        assert_eq!(tied.0, gradients);
+        assert!(own.0.iter().all(|bytes| *bytes == 0));
+        let more: Vec<u64> = tied.1.iter().zip(&own.1).map(|(with, without)| with - without).collect();
+        assert_eq!(more, gradients.iter().map(|g| if *g > 0 { received } else { 0 }).collect::<Vec<_>>());
+        let build = built(&program, true, OptimizerKind::AdamW);
+        let why: Vec<&str> = build.stages.iter().flat_map(|s| &s.params).filter_map(|p| p.unfused.as_deref()).collect();
+        assert!(!why.is_empty() && why.iter().all(|why| why.contains("tied")), "{why:?}");
     }
 }
 

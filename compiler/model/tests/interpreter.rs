@@ -166,6 +166,10 @@ fn update_part(call: &mut Call, part: UpdatePart) {
             let place = call.next();
             place.all().for_each(|at| call.arena.cells[at] *= by);
         }
+        UpdatePart::Add { .. } => {
+            let (other, g) = (call.read(), call.next());
+            g.all().zip(other).for_each(|(at, x)| call.arena.cells[at] += x);
+        }
         UpdatePart::Momentum { .. } | UpdatePart::Correct { .. } => {
             let h = call.read();
             let (g, state) = (call.next(), call.next());

@@ -101,6 +101,8 @@ pub struct Machine<'a> {
     pub arenas: Vec<Arena>,
     /// What is under way, by sending stage and direction (true: forward).
     transfers: HashMap<(StageId, bool), VecDeque<Sent>>,
+    /// Sums of the tied table's gradient under way, by sending stage.
+    exchanged: HashMap<StageId, Vec<f64>>,
     /// Summed cross-entropy by micro-batch.
     pub losses: HashMap<u64, f64>,
     /// By stage: most updates between F and B (or I), counted by the version words.
@@ -129,8 +131,8 @@ impl<'a> Machine<'a> {
             arena.cells[cells(&stage.io.version, 0)].fill(0.0);
         }
         let drift_max = vec![0; build.stages.len()];
-        let (transfers, losses, made) = (HashMap::new(), HashMap::new(), drift_max.clone());
-        Machine { build, program, setting, arenas, transfers, losses, drift_max, made }
+        let (transfers, exchanged, losses, made) = (HashMap::new(), HashMap::new(), HashMap::new(), drift_max.clone());
+        Machine { build, program, setting, arenas, transfers, exchanged, losses, drift_max, made }
     }
 
     /// Runs a segment of `updates` updates.
@@ -165,8 +167,20 @@ impl<'a> Machine<'a> {
         match op {
             Op::F if io.recv_f.is_some() && self.apart(StageId(stage.0 - 1)) => arrived(StageId(stage.0 - 1), true),
             Op::B(_) | Op::I if io.recv_b.is_some() && self.apart(stage) => arrived(StageId(stage.0 + 1), false),
+            Op::U => self.partner(stage).is_none_or(|other| self.exchanged.contains_key(&other)),
             _ => true,
         }
+    }
+
+    fn partner(&self, stage: StageId) -> Option<StageId> {
+        self.program.partner(stage.index()).map(|other| StageId(other as u32))
+    }
+
+    /// Where the tied table's gradient is, and where the other end's goes.
+    fn table(&self, stage: StageId) -> [Place; 2] {
+        let table = self.build.stages[stage.index()].params.iter().find(|p| p.other_end.is_some());
+        let table = table.expect("a stage that exchanges has an end");
+        [table.gradient, table.other_end].map(|place| place.expect("it has both buffers"))
     }
 
     /// Whether the stage and the next are on different ranks; else they hand over, and nothing is sent.
@@ -213,6 +227,11 @@ impl<'a> Machine<'a> {
                 self.body(id, &bodies.w[variant(a)], mb);
             }
             Op::U => {
+                if let Some(other) = self.partner(id) {
+                    let content = self.exchanged.remove(&other).expect("ready");
+                    let [_, place] = self.table(id);
+                    self.arena(id).cells[cells(&place, 0)].copy_from_slice(&content);
+                }
                 self.hyper(id);
                 self.body(id, &bodies.u, 0);
                 self.made[id.index()] += 1;
@@ -221,7 +240,12 @@ impl<'a> Machine<'a> {
             }
             Op::SendF => self.send(id, io.send_f, true, mb),
             Op::SendB => self.send(id, io.send_b, false, mb),
-            Op::RecvF | Op::RecvB => {}
+            Op::SendG => {
+                let [place, _] = self.table(id);
+                let content = self.arena(id).cells[cells(&place, 0)].to_vec();
+                assert!(self.exchanged.insert(id, content).is_none(), "the sum before was not taken");
+            }
+            Op::RecvF | Op::RecvB | Op::RecvG => {}
         }
     }
 
@@ -298,6 +322,16 @@ impl<'a> Machine<'a> {
     /// Every parameter's gradient accumulator, by name.
     pub fn gradients(&self) -> HashMap<String, Vec<f64>> {
         self.collect(|p| p.gradient)
+    }
+
+    /// Whether the copies of a tied table are equal.
+    pub fn copies_agree(&self) -> bool {
+        let of =
+            |rank: usize, place: Place| self.arenas[rank].cells[cells(&place, 0)].iter().step_by(2).collect::<Vec<_>>();
+        let stages = self.build.stages.iter();
+        let tables = stages.flat_map(|s| s.params.iter().filter(|p| p.other_end.is_some()).map(move |p| (s, p)));
+        let tables: Vec<_> = tables.map(|(s, p)| of(s.rank.index(), p.weight)).collect();
+        tables.windows(2).all(|pair| pair[0] == pair[1])
     }
 
     /// Every parameter's weight, by name.

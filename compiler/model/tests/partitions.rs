@@ -36,7 +36,8 @@ proptest! {
 }
 
 fn balanced(layers: u32, vocab: u32, stages: u32) -> Vec<Vec<Layer>> {
-    let dims = Dims { layers, width: 256, heads: 8, context: 128, vocab, microbatch: 4, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers, width: 256, heads: 8, context: 128, vocab, microbatch: 4, dtype: Dtype::F32, tied: false };
     partition(&dims, &At { value: Partition::Balanced, span: 0..0 }, stages).unwrap()
 }
 
@@ -52,7 +53,8 @@ fn the_embedding_and_the_head_count() {
 
 #[test]
 fn too_many_stages_are_refused() {
-    let dims = Dims { layers: 2, width: 16, heads: 2, context: 4, vocab: 11, microbatch: 1, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers: 2, width: 16, heads: 2, context: 4, vocab: 11, microbatch: 1, dtype: Dtype::F32, tied: false };
     let error = partition(&dims, &At { value: Partition::Balanced, span: 3..5 }, 5).unwrap_err();
     assert_eq!((error.code, error.labels[0].span.clone()), ("P0222", 3..5));
     assert_eq!(error.help.as_deref(), Some("use at most 4 stages, or layers >= 3"));

@@ -39,6 +39,21 @@ pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Progr
     program
 }
 
+/// The same program of a model whose head is tied to the embedding: ends on different ranks exchange their gradients.
+pub fn tied(program: Program) -> Program {
+    let mut program = Program { tied: true, ..program };
+    let exchanges: Vec<bool> = (0..program.rings.len()).map(|s| program.partner(s).is_some()).collect();
+    for stream in &mut program.streams {
+        let update = stream.period.iter().position(|i| i.op == Op::U).expect("a rank updates its stages");
+        let here: Vec<u32> = stream.period[update..].iter().map(|i| i.stage.0).collect();
+        for stage in here.into_iter().filter(|s| exchanges[*s as usize]) {
+            let of = |op| Instr { op, stage: StageId(stage), mb: 0 };
+            stream.period.splice(update..update, [of(Op::RecvG), of(Op::SendG)]);
+        }
+    }
+    program
+}
+
 /// Neighbours on one rank hand over.
 fn without_transfers_on_a_rank(program: &mut Program) {
     let borders: Vec<(bool, bool)> = (0..program.rings.len())

@@ -30,7 +30,11 @@ impl Golden {
         let size = |key: &str| json["model"][key].as_u64().unwrap() as u32;
         let microbatch = json["pipeline"]["microbatch"].as_u64().unwrap() as u32;
         let [layers, width, heads, context, vocab] = ["layers", "width", "heads", "context", "vocab"].map(size);
-        Golden { dims: Dims { layers, width, heads, context, vocab, microbatch, dtype: Dtype::F32 }, json, tokens }
+        Golden {
+            dims: Dims { layers, width, heads, context, vocab, microbatch, dtype: Dtype::F32, tied: false },
+            json,
+            tokens,
+        }
     }
 
     fn accumulate(&self) -> u32 {

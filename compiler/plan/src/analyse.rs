@@ -2,6 +2,7 @@
 
 use crate::Shape;
 use crate::bounds;
+use crate::exchange;
 use crate::expand;
 use crate::facts::{Facts, Proof, RankFacts, StageFacts, Staleness};
 use crate::policy::copies;
@@ -13,7 +14,7 @@ use artifact::verify::{Proved, Violation, prove};
 use artifact::work;
 use dsl::diag::{Diagnostic, Span};
 use dsl::schedule::Schedule;
-use dsl::spec::{At, Correction, Spec, Weights};
+use dsl::spec::{At, Clip, Correction, Spec, Weights};
 
 /// What a plan is held against.
 #[derive(Clone, Debug)]
@@ -30,6 +31,7 @@ pub struct Subject<'a> {
     pub correction: Option<At<Correction>>,
     /// Where weights are said to be predicted.
     pub prediction: Option<Span>,
+    pub clip: Option<At<Clip>>,
     /// Fraction, 0..1, of every rank.
     pub bubble: Option<At<f64>>,
 }
@@ -46,6 +48,7 @@ impl<'a> Subject<'a> {
             delay: None,
             correction: None,
             prediction: None,
+            clip: None,
             bubble: None,
         }
     }
@@ -62,6 +65,7 @@ impl<'a> Subject<'a> {
             delay: spec.staleness.delay.clone(),
             correction: spec.staleness.correction.clone(),
             prediction: predicts.then(|| spec.staleness.weights.span.clone()),
+            clip: spec.clip.clone(),
             bubble: spec.require.bubble.clone(),
         }
     }
@@ -127,7 +131,9 @@ fn found(program: &Program, proved: &Proved, subject: &Subject, costs: &Costs) -
     let findings = Findings { program, costs, versions, steady, alone };
     let mut proofs = structure(program);
     proofs.extend(same_updates(program));
+    proofs.extend(exchange::proof(program));
     let mut diagnostics = bounds::short_warmup(subject).into_iter().collect::<Vec<_>>();
+    diagnostics.extend(exchange::clipped(subject, program));
     bounds::check(subject, &findings, &mut proofs, &mut diagnostics);
     let facts = Facts {
         ranks: ranks(&findings),

@@ -5,18 +5,23 @@
 //! Each end offers its accumulator (`SEND_G`) right after the update's last weight gradient; the receive is posted as early as the
 //! buffer is free, like every receive ([`crate::posts`]), and `U` waits for both. See [`artifact::stream`].
 //!
+//! Both updates are the same then: their rule is the parameter's, their rate the update's. What a correction takes from a stage's
+//! delay is the same too, as a flush has none. Only a clip by the norm of a stage differs, and is refused.
+//!
 //! Only a flush has it: there every pass of an update's micro-batches reads the same version at both ends. A run without end updates
 //! its ends at different times relative to what they read, so their copies would be used at different versions.
 
-use crate::Shape;
+use crate::facts::Proof;
 use crate::line::{Item, Line, weight_gradient};
 use crate::order::fault;
+use crate::{Shape, Subject};
 use artifact::ids::StageId;
 use artifact::stream::{Op, Policy, Program};
 use artifact::verify::index::Kind;
 use artifact::work;
 use dsl::diag::Diagnostic;
 use dsl::schedule::Schedule;
+use dsl::spec::Clip;
 
 /// Adds the sends to the lines of both ends, where they lie on different ranks.
 pub(crate) fn place(program: &Program, lines: &mut [Line]) {
@@ -35,17 +40,47 @@ pub(crate) fn place(program: &Program, lines: &mut [Line]) {
     }
 }
 
-/// `P0343`: a run without end over several ranks.
-pub(crate) fn unbounded(schedule: &Schedule, shape: &Shape) -> Diagnostic {
-    let message = format!("`tied = on` needs a flush, and `{}` updates each stage by itself", schedule.name);
-    let why = match shape.policy {
-        Policy::DoubleBuffer => {
-            "both ends would read the same version, but the last stage's update would wait, in the midst of its micro-batches, for the first stage's gradient: that is not proved"
-        }
-        _ => {
-            "the first and the last stage update at different times relative to what they read: a micro-batch would meet one version of the table where it is embedded, another in the head"
+/// What makes the copies of a tied table stay equal.
+pub(crate) fn proof(program: &Program) -> Option<Proof> {
+    let [first, last] = program.tied_ends()?;
+    let by = match program.partner(first) {
+        Some(_) => format!(
+            "stages {first} and {last} start with the same values, exchange their accumulators after the last weight gradient of each update, and add the same two sums before it; their passes read the same version for one micro-batch of each residue beyond the prologue"
+        ),
+        None => {
+            format!("stages {first} and {last} are on one rank and share it: between both updates comes nothing else")
         }
     };
+    Some(Proof { claim: "both ends of the tied table are equal whenever they are read".into(), holds: true, by })
+}
+
+/// `P0344`: both copies of a tied table would be clipped by norms of their own stages.
+pub(crate) fn clipped(subject: &Subject, program: &Program) -> Option<Diagnostic> {
+    let [first, last] = program.tied_ends().filter(|ends| program.partner(ends[0]).is_some())?;
+    let clip = subject.clip.as_ref().filter(|clip| matches!(clip.value, Clip::PerStage { .. }))?;
+    let message = "`clip = per_stage` would make the copies of the tied table drift apart";
+    Some(
+        Diagnostic::error("P0344", clip.span.clone(), message)
+            .note(format!(
+                "stages {first} and {last} each hold a copy and have other gradients beside it, so each would scale the table's gradient by another norm"
+            ))
+            .help("use `clip = per_tensor(…)`, whose norm is that of the table's own gradient at both ends"),
+    )
+}
+
+/// `P0343`: a run without end over several ranks.
+pub(crate) fn unbounded(schedule: &Schedule, shape: &Shape) -> Diagnostic {
+    let (reason, why) = match shape.policy {
+        Policy::DoubleBuffer => (
+            "the last stage's updates would wait for the first stage's gradients",
+            "both ends would read the same version, but the exchange would come in the midst of the last stage's micro-batches: that is not proved",
+        ),
+        _ => (
+            "the copies of the table would be read at different versions",
+            "the first and the last stage update at different times relative to what they read: a micro-batch would meet one version where it is embedded, another in the head",
+        ),
+    };
+    let message = format!("`tied = on` needs a flush: under `{}` {reason}", schedule.name);
     fault(schedule, "P0343", &schedule.span, message)
         .note(why)
         .help("use a schedule with `flush every accumulate`, or `tied = off`; one rank holds one table and may do both")

@@ -1,4 +1,4 @@
-//! Keys of `model` with which it differs from the reference GPT: but for `dtype` it can be analysed then, not run.
+//! Keys of `model` with which it differs from the reference GPT: but for `dtype` and `tied` it can be analysed then, not run.
 
 use super::Context;
 use super::section::{Keys, Section};
@@ -31,6 +31,7 @@ pub(super) fn variant(
     let before = errors(cx);
     let reference = Variant::reference(width.map_or(1, |w| w.value), heads.map_or(1, |h| h.value));
     let mut reader = Reader { cx, section, variant: reference, differing: Vec::new() };
+    reader.tied();
     reader.shape();
     reader.sharing();
     let Reader { variant, differing, .. } = reader;
@@ -72,6 +73,14 @@ impl Reader<'_, '_> {
         });
     }
 
+    /// The one key here with which a model is run, too.
+    fn tied(&mut self) {
+        let value = self.section.value(self.cx, "tied");
+        if let Some(tied) = value.and_then(|value| self.cx.switch(value, "tied")) {
+            self.variant.tied = tied.value;
+        }
+    }
+
     fn shape(&mut self) {
         self.count("kv_heads", 4096, |v| &mut v.kv_heads);
         self.key("mlp", |cx, value, variant| {
@@ -89,7 +98,6 @@ impl Reader<'_, '_> {
             Some(())
         });
         self.switch("bias", |v| &mut v.bias);
-        self.switch("tied", |v| &mut v.tied);
         self.key("attention", |cx, value, variant| {
             let word = cx.word(value, "attention", &["flash", "stored"], &[])?;
             variant.attention = if word == "stored" { Attention::Stored } else { Attention::Flash };

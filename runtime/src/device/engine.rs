@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Staging memory is given out in multiples of this.
 const STAGING_ALIGN: usize = 64;
 
-const RINGS: [Ring; 4] = [Ring::RecvF, Ring::SendF, Ring::RecvB, Ring::SendB];
+const RINGS: [Ring; 6] = [Ring::RecvF, Ring::SendF, Ring::RecvB, Ring::SendB, Ring::RecvG, Ring::SendG];
 
 /// Events that belong to no slot: of the streams' forks and joins in graphs, and of each part's end.
 const FORK: usize = 0;
@@ -31,7 +31,7 @@ const SLOT_EVENTS: usize = ENDS + PARTS_MAX;
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// By stage of the rank and ring: the number of the first slot's events.
-    first: Vec<[usize; 4]>,
+    first: Vec<[usize; 6]>,
     pub room: Room,
 }
 
@@ -42,7 +42,7 @@ impl Layout {
         for stage in &stages {
             first.push(RINGS.map(|ring| {
                 let start = next;
-                next += 2 * ring.place(&stage.io).map_or(0, |p| p.slots as usize);
+                next += 2 * ring.place(stage).map_or(0, |p| p.slots as usize);
                 start
             }));
         }
@@ -183,7 +183,7 @@ impl<'a> Enqueuer<'a> {
         for side in sides {
             let local = rank.stages.iter().position(|s| s.index == side.stage.index());
             let local = local.expect("an exchange of the rank's own stages");
-            let place = side.ring.place(&self.manifest.stages[side.stage.index()].io);
+            let place = side.ring.place(&self.manifest.stages[side.stage.index()]);
             let place = place.expect("a verified stream has transfers only where there are slots");
             let events = self.attached.layout.events(local, side.ring, side.mb % u64::from(place.slots));
             self.wait_for(Stream::Transfers, events.0);
@@ -191,7 +191,8 @@ impl<'a> Enqueuer<'a> {
             done.push(events.1);
             let (peer, channel) = self.other_end(side.stage, side.ring);
             moves.push(Move { sends: side.ring.sends(), peer, channel, offset: place.at(side.mb), bytes: place.bytes });
-            whats.push(format!("rank {peer}: {} of micro-batch {}", side.ring.name(), side.mb));
+            let number = if side.ring.by_update() { "update" } else { "micro-batch" };
+            whats.push(format!("rank {peer}: {} of {number} {}", side.ring.name(), side.mb));
         }
         self.part.commands.push(Command::Exchange(moves));
         done.into_iter().for_each(|event| self.record(Stream::Transfers, event));
@@ -208,6 +209,9 @@ impl<'a> Enqueuer<'a> {
             Ring::SendF => (ranks[s + 1], 2 * s),
             Ring::RecvB => (ranks[s + 1], 2 * s + 1),
             Ring::SendB => (ranks[s - 1], 2 * (s - 1) + 1),
+            // After those of the borders: from the first stage, and from the last.
+            Ring::SendG => (ranks[ranks.len() - 1 - s], 2 * (ranks.len() - 1) + usize::from(s > 0)),
+            Ring::RecvG => (ranks[ranks.len() - 1 - s], 2 * (ranks.len() - 1) + usize::from(s == 0)),
         }
     }
 
@@ -514,6 +518,6 @@ impl Enqueuer<'_> {
     fn slots(&self, local: usize, ring: Ring) -> u64 {
         let mut stages = self.manifest.stages.iter().filter(|s| s.rank == self.id);
         let stage = stages.nth(local).expect("a stage of this rank");
-        ring.place(&stage.io).map_or(0, |p| u64::from(p.slots))
+        ring.place(stage).map_or(0, |p| u64::from(p.slots))
     }
 }

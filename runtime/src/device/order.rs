@@ -27,6 +27,7 @@ use std::collections::VecDeque;
 pub struct Side {
     pub stage: StageId,
     pub ring: Ring,
+    /// The update, of a tied table.
     pub mb: u64,
 }
 
@@ -72,8 +73,10 @@ pub struct Order<'a> {
     ranks: Vec<Replayed>,
     forward: Vec<Channel>,
     backward: Vec<Channel>,
+    /// Between the ends of a tied table, the first and the last stage: from the first, and from the last.
+    exchange: Vec<Channel>,
     /// By stage and ring, for each slot the number of transfers of its channel after which it is done.
-    tickets: Vec<[Vec<u64>; 4]>,
+    tickets: Vec<[Vec<u64>; 6]>,
     steps: VecDeque<Step>,
 }
 
@@ -92,6 +95,8 @@ fn ring(op: Op) -> Option<Ring> {
         Op::SendF => Some(Ring::SendF),
         Op::RecvB => Some(Ring::RecvB),
         Op::SendB => Some(Ring::SendB),
+        Op::RecvG => Some(Ring::RecvG),
+        Op::SendG => Some(Ring::SendG),
         Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U => None,
     }
 }
@@ -101,7 +106,11 @@ impl<'a> Order<'a> {
     pub fn new(program: &'a Program, streams: &'a [Stream], own: usize) -> Self {
         let borders = program.rank_of_stage.len().saturating_sub(1);
         let slots = |n: u32| vec![0; n as usize];
-        let tickets = program.rings.iter().map(|r| [r.recv_f, r.send_f, r.recv_b, r.send_b].map(slots));
+        let tickets = program.rings.iter().enumerate().map(|(s, r)| {
+            let exchanges = u32::from(program.partner(s).is_some());
+            [r.recv_f, r.send_f, r.recv_b, r.send_b, exchanges, exchanges].map(slots)
+        });
+        let exchanges = if program.partner(0).is_some() { 2 } else { 0 };
         Order {
             program,
             streams,
@@ -110,6 +119,7 @@ impl<'a> Order<'a> {
             ranks: vec![Replayed::default(); streams.len()],
             forward: vec![Channel::default(); borders],
             backward: vec![Channel::default(); borders],
+            exchange: vec![Channel::default(); exchanges],
             tickets: tickets.collect(),
             steps: VecDeque::new(),
         }
@@ -155,8 +165,8 @@ impl<'a> Order<'a> {
         let (stream, at) = (&self.streams[rank], &self.ranks[rank]);
         let list = if at.repetition.is_some() { &stream.period } else { &stream.prologue };
         let i = list.get(at.index)?;
-        let step = if i.op == Op::U { stream.updates } else { stream.microbatches };
-        Some((i.op, i.stage, u64::from(i.mb) + at.repetition.unwrap_or(0) * u64::from(step)))
+        let step = u64::from(stream.step(i.op));
+        Some((i.op, i.stage, u64::from(i.mb) + at.repetition.unwrap_or(0) * step))
     }
 
     /// Passes an instruction.
@@ -212,7 +222,9 @@ impl<'a> Order<'a> {
     /// Completes every transfer whose ends are both there; gives those of the wanted rank.
     fn complete(&mut self, moved: &mut bool) -> Vec<Side> {
         let mut own = Vec::new();
-        for (border, channel, rings) in borders(&mut self.forward, &mut self.backward) {
+        let last = self.program.rank_of_stage.len() - 1;
+        let borders = borders(&mut self.forward, &mut self.backward).chain(exchanges(&mut self.exchange, last));
+        for (border, channel, rings) in borders {
             while let (Some(&offer), Some(&post)) = (channel.offers.front(), channel.posts.front()) {
                 channel.offers.pop_front();
                 channel.posts.pop_front();
@@ -237,6 +249,7 @@ impl<'a> Order<'a> {
         let rings: &[Ring] = match op {
             Op::F => &[Ring::RecvF, Ring::SendF],
             Op::B(_) | Op::I => &[Ring::RecvB, Ring::SendB],
+            Op::U => &[Ring::RecvG, Ring::SendG],
             _ => &[],
         };
         if !rings.iter().all(|&ring| self.is_done(stage, ring, mb)) {
@@ -261,6 +274,8 @@ impl<'a> Order<'a> {
             Ring::SendF => &mut self.forward[s],
             Ring::RecvB => &mut self.backward[s],
             Ring::SendB => &mut self.backward[s - 1],
+            Ring::SendG => &mut self.exchange[usize::from(s > 0)],
+            Ring::RecvG => &mut self.exchange[usize::from(s == 0)],
         }
     }
 }
@@ -275,4 +290,10 @@ fn borders<'c>(
     let down = forward.iter_mut().enumerate().map(|(b, c)| (b, c, (0, Ring::SendF, 1, Ring::RecvF)));
     let up = backward.iter_mut().enumerate().map(|(b, c)| (b, c, (1, Ring::SendB, 0, Ring::RecvB)));
     down.chain(up)
+}
+
+/// The channels of a tied table, whose ends are counted from the first stage.
+fn exchanges(channels: &mut [Channel], last: usize) -> impl Iterator<Item = (usize, &mut Channel, Ends)> {
+    let ends = [(0, Ring::SendG, last, Ring::RecvG), (last, Ring::SendG, 0, Ring::RecvG)];
+    channels.iter_mut().zip(ends).map(|(channel, ends)| (0, channel, ends))
 }

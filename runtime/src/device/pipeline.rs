@@ -250,11 +250,11 @@ fn follow<'w, 'e>(
                 if !control.begins(op, at) {
                     continue;
                 }
-                open += usize::from(matches!(op, Op::RecvF | Op::SendF | Op::RecvB | Op::SendB));
+                open += usize::from(op.transfers());
                 instruction(worker, op, stage, at)?;
             }
             Step::Exchange(mut sides) => {
-                sides.retain(|side| !control.skips(Op::F, side.mb));
+                sides.retain(|side| !control.skips(if side.ring.by_update() { Op::U } else { Op::F }, side.mb));
                 if !sides.is_empty() {
                     open -= sides.len();
                     worker.exchange(&sides)?;

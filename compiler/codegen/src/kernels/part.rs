@@ -16,6 +16,7 @@ pub fn source(name: &str, part: UpdatePart, cpu: CpuClass) -> KernelSource {
     match part {
         UpdatePart::SumSquares { len, add } => sum_squares(name, len, add),
         UpdatePart::Scale { len, factor } => scale(name, len, factor, cpu),
+        UpdatePart::Add { len } => add(name, len, cpu),
         UpdatePart::Momentum { len } => momentum(name, len, cpu),
         UpdatePart::Correct { len } => correct(name, len, cpu),
         UpdatePart::Columns { rows, width } => columns(name, rows.into(), width.into()),
@@ -161,6 +162,24 @@ fn scale(name: &str, len: u64, by: Factor, cpu: CpuClass) -> KernelSource {
     func.push(&format!("%sum = memref.load {sum}[%c0] : memref<1xf64>"));
     func.push(&factor(by));
     elementwise(&mut func, len, &["x"], "%x_new = arith.mulf %x_el, %factor : f32\n");
+    KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
+}
+
+fn add(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
+    let mut func = Func::new(name);
+    func.input("other", &[len], "f32");
+    func.output("g", &[len], "f32");
+    func.push(&format!(
+        "%both = linalg.generic {{indexing_maps = [{map}, {map}], iterator_types = {iterators}}} \
+         ins(%other : {t}) outs(%g : {t}) {{\n\
+         ^bb0(%other_el: f32, %g_el: f32):\n\
+         %g_new = arith.addf %g_el, %other_el : f32\n\
+         linalg.yield %g_new : f32\n}} -> {t}",
+        map = identity_map(1),
+        iterators = parallel(1),
+        t = tensor(&[len], "f32"),
+    ));
+    func.result("g", "%both");
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
 }
 

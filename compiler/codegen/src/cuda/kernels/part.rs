@@ -32,6 +32,14 @@ pub fn write(kernel: &Kernel, part: UpdatePart) -> DeviceKernel {
                 code.store_group(&new, &x, &[at]);
             });
         }
+        UpdatePart::Add { len } => {
+            let (other, g) = (operands.f32("other", &[len]), operands.f32("g", &[len]));
+            elementwise(&mut device, &operands, len, |code, at, group| {
+                let [own, other] = [&g, &other].map(|cell| code.load_group(cell, &[at], group));
+                let both: Vec<_> = own.iter().zip(&other).map(|(a, b)| code.add(a, b)).collect();
+                code.store_group(&both, &g, &[at]);
+            });
+        }
         UpdatePart::Momentum { len } => in_place(&mut device, operands, len, (&[0, 1], ["g", "m"], MOMENTUM)),
         UpdatePart::Correct { len } => in_place(&mut device, operands, len, (&[8], ["g", "before"], CORRECT)),
         UpdatePart::Columns { rows, width } => {
