@@ -8,15 +8,18 @@ use std::collections::HashSet;
 /// Updates of a segment.
 const UPDATES: u64 = 9;
 
-/// Programs of the library's schedules that can run, with their names.
+/// Programs of the library's schedules that can run, with their names; those that flush for a tied model, too.
 fn programs() -> Vec<(String, Program)> {
     let mut found = Vec::new();
     for name in dsl::library::names() {
         let schedule = dsl::library::schedule(name).expect("a library schedule");
         for (ranks, accumulate) in [(2, 2), (2, 4), (4, 4), (4, 8), (8, 16)] {
-            let Ok(program) = plan::expand(&schedule, plan::Shape::new(ranks, accumulate)) else { continue };
-            if program.copies == 1 {
-                found.push((format!("{name}, {ranks} ranks, accumulate {accumulate}"), program));
+            for tied in [false, true] {
+                let shape = plan::Shape { tied, ..plan::Shape::new(ranks, accumulate) };
+                let Ok(program) = plan::expand(&schedule, shape) else { continue };
+                if program.copies == 1 {
+                    found.push((format!("{name}, {ranks} ranks, accumulate {accumulate}, tied {tied}"), program));
+                }
             }
         }
     }
@@ -30,27 +33,29 @@ fn ring(op: Op) -> Option<Ring> {
         Op::SendF => Some(Ring::SendF),
         Op::RecvB => Some(Ring::RecvB),
         Op::SendB => Some(Ring::SendB),
+        Op::RecvG => Some(Ring::RecvG),
+        Op::SendG => Some(Ring::SendG),
         _ => None,
     }
 }
 
 /// A rank's exchanges of a segment, in order.
 fn exchanges(program: &Program, rank: usize) -> Vec<Vec<Side>> {
-    let limit = UPDATES * u64::from(program.accumulate);
+    let limit = |by_update: bool| UPDATES * if by_update { 1 } else { u64::from(program.accumulate) };
     let (mut order, mut found) = (Order::new(program, &program.streams, rank), Vec::new());
     let (mut open, mut over) = (0, false);
     while !(over && open == 0) {
         match order.next().expect("a sound program never ends") {
-            Step::Instruction(op, _, at) if ring(op).is_some() && at < limit => open += 1,
+            Step::Instruction(op, _, at) if ring(op).is_some() && at < limit(op.by_update()) => open += 1,
             Step::Instruction(..) => {}
             Step::Exchange(sides) => {
-                let sides: Vec<Side> = sides.into_iter().filter(|s| s.mb < limit).collect();
+                let sides: Vec<Side> = sides.into_iter().filter(|s| s.mb < limit(s.ring.by_update())).collect();
                 open -= sides.len();
                 if !sides.is_empty() {
                     found.push(sides);
                 }
             }
-            Step::Repetition(n) => over = n * u64::from(program.streams[rank].microbatches) >= limit,
+            Step::Repetition(n) => over = n * u64::from(program.streams[rank].microbatches) >= limit(false),
         }
     }
     found
@@ -64,6 +69,9 @@ fn name(side: &Side) -> (usize, bool, u64) {
         Ring::SendF => (s, false, side.mb),
         Ring::RecvB => (s, true, side.mb),
         Ring::SendB => (s - 1, true, side.mb),
+        // Beyond all borders: from the first stage, and to it.
+        Ring::SendG => (usize::MAX, s > 0, side.mb),
+        Ring::RecvG => (usize::MAX, s == 0, side.mb),
     }
 }
 
