@@ -33,7 +33,7 @@ pub fn plan_kernel_with(op: KernelOp, dtype: Dtype, products: Products, target: 
         (KernelOp::MatMul(matmul), Target::Cpu(cpu)) => (Products::F32, Some(tiles(matmul, cpu))),
         (KernelOp::MatMul(matmul), Target::Cuda(_) | Target::Emulated) => {
             let products = if dtype == Dtype::F32 { products } else { Products::F32 };
-            (products, Some(block_tiles(matmul, products)))
+            (products, Some(block_tiles(matmul, dtype, products)))
         }
         _ => (Products::F32, None),
     };
@@ -89,15 +89,18 @@ fn summed_at_once(k: u32) -> u32 {
 const LARGE_BLOCKS_MIN: u64 = 108;
 
 /// A GPU's tiles: blocks of 256 threads; on tensor cores of eight warps, or four in small blocks.
-fn block_tiles(matmul: &MatMul, products: Products) -> Tiles {
+fn block_tiles(matmul: &MatMul, dtype: Dtype, products: Products) -> Tiles {
     let &MatMul { m, n, k, .. } = matmul;
     let large = u64::from(m.div_ceil(128)) * u64::from(n.div_ceil(128)) >= LARGE_BLOCKS_MIN;
     let kc = summed_at_once(k);
-    match (products, large) {
-        (Products::F32, true) => Tiles { mc: 128, nc: 128, kc, mr: 8, nr: 8, kr: 8 },
-        (Products::F32, false) => Tiles { mc: 64, nc: 64, kc, mr: 4, nr: 4, kr: 16 },
-        (Products::Tf32, true) => Tiles { mc: 128, nc: 128, kc, mr: 64, nr: 32, kr: 16 },
-        (Products::Tf32, false) => Tiles { mc: 64, nc: 64, kc, mr: 32, nr: 32, kr: 16 },
+    // Steps of k of 64 bytes on tensor cores.
+    let kr = if dtype == Dtype::Bf16 { 32 } else { 16 };
+    let tensor = dtype == Dtype::Bf16 || products == Products::Tf32;
+    match (tensor, large) {
+        (false, true) => Tiles { mc: 128, nc: 128, kc, mr: 8, nr: 8, kr: 8 },
+        (false, false) => Tiles { mc: 64, nc: 64, kc, mr: 4, nr: 4, kr: 16 },
+        (true, true) => Tiles { mc: 128, nc: 128, kc, mr: 64, nr: 32, kr },
+        (true, false) => Tiles { mc: 64, nc: 64, kc, mr: 32, nr: 32, kr },
     }
 }
 

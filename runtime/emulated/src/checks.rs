@@ -19,7 +19,7 @@ pub struct Memory<'a> {
 }
 
 /// Bytes that are tracked as one, in operands and in shared memory.
-const ELEMENT_BYTES: usize = 4;
+const ELEMENT_BYTES: usize = 2;
 const GRANULE_BYTES: usize = 2;
 
 /// Who wrote an element of an operand last.

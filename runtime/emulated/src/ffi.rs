@@ -208,6 +208,11 @@ extern "C" fn tf32(value: f32) -> u32 {
     tensor::tf32(value)
 }
 
+/// f32 to bf16, to nearest even: a call that the code generator makes of itself. A bf16 is returned where an f32 is, in its low half.
+extern "C" fn truncate(value: f32) -> f32 {
+    f32::from_bits(tensor::bf16(value).into())
+}
+
 /// A lane's part of a product on the tensor cores: it gives its registers and gets four.
 fn product(given: *const u32, got: *mut u32, place: u32, of: fn(&[Words], usize) -> [u32; 4]) {
     // SAFETY: the code that the compiler adds for the instruction passes arrays of so many words.
@@ -257,6 +262,7 @@ pub fn address(name: &str) -> Option<u64> {
         "emu_exchange" => exchange as *const (),
         "emu_ballot" => ballot as *const (),
         "emu_tf32" => tf32 as *const (),
+        "__truncsfbf2" => truncate as *const (),
         "emu_mma_tf32" => mma_tf32 as *const (),
         "emu_mma_bf16" => mma_bf16 as *const (),
         "emu_ldmatrix" => ldmatrix as *const (),

@@ -2,6 +2,7 @@
 
 use crate::kernels::math::Region;
 use crate::kernels::text::memref;
+use model::kernel::{Dtype, Kernel};
 use std::ops::{Deref, DerefMut};
 
 /// Threads of a warp.
@@ -23,13 +24,22 @@ impl Buffer {
         self.element
     }
 
+    /// Bytes of an element of f32, or of bf16, which values have in memory only.
+    fn bytes(&self) -> u64 {
+        if self.is_bf16() { 2 } else { 4 }
+    }
+
+    pub fn is_bf16(&self) -> bool {
+        self.element == BF16
+    }
+
     /// Elements of 16 bytes, and the type of a vector of so many.
     pub fn piece(&self) -> u64 {
-        WIDE as u64
+        16 / self.bytes()
     }
 
     pub fn piece_type(&self) -> &'static str {
-        "vector<4xf32>"
+        if self.is_bf16() { "vector<8xbf16>" } else { "vector<4xf32>" }
     }
 }
 
@@ -53,20 +63,41 @@ impl DerefMut for Code {
     }
 }
 
+/// The element type of memory in bf16: loads extend to f32, stores round to nearest even.
+const BF16: &str = "bf16";
+
 /// A function's operands in order.
-#[derive(Clone, Default)]
-pub struct Operands(Vec<Buffer>);
+#[derive(Clone)]
+pub struct Operands {
+    list: Vec<Buffer>,
+    activation: &'static str,
+}
 
 impl Operands {
+    /// None yet of a kernel.
+    pub fn of(kernel: &Kernel) -> Self {
+        Self { list: Vec::new(), activation: if kernel.dtype == Dtype::Bf16 { BF16 } else { "f32" } }
+    }
+
     /// Adds an operand.
     pub fn add(&mut self, name: &str, shape: &[u64], element: &'static str) -> Buffer {
         let buffer = Buffer { name: format!("%{name}"), element, shape: shape.to_vec(), ty: memref(shape, element) };
-        self.0.push(buffer.clone());
+        self.list.push(buffer.clone());
         buffer
     }
 
     pub fn f32(&mut self, name: &str, shape: &[u64]) -> Buffer {
         self.add(name, shape, "f32")
+    }
+
+    /// An operand with elements of the kernel's type.
+    pub fn activation(&mut self, name: &str, shape: &[u64]) -> Buffer {
+        self.add(name, shape, self.activation)
+    }
+
+    /// An operand in bf16.
+    pub fn bf16(&mut self, name: &str, shape: &[u64]) -> Buffer {
+        self.add(name, shape, BF16)
     }
 }
 
@@ -74,7 +105,7 @@ impl Operands {
 pub fn function(name: &str, operands: &Operands, threads: u32, body: impl FnOnce(&mut Code)) -> String {
     let mut code = Code { region: Region::new("v"), shared: Vec::new() };
     body(&mut code);
-    let args = operands.0.iter().map(|b| format!("{}: {} {{llvm.noalias, llvm.align = 16 : i64}}", b.name, b.ty));
+    let args = operands.list.iter().map(|b| format!("{}: {} {{llvm.noalias, llvm.align = 16 : i64}}", b.name, b.ty));
     let shared = code.shared.iter().map(|b| format!("{}: {} {{llvm.align = 16 : i64}}", b.name, b.ty));
     format!(
         "gpu.func @{name}({}) workgroup({}) kernel attributes {{known_block_size = array<i32: {threads}, 1, 1>}} {{\n{}gpu.return\n}}\n",
@@ -269,8 +300,10 @@ impl Code {
         buffer
     }
 
+    /// An element; of bf16 as f32.
     pub fn load(&mut self, from: &Buffer, at: &[&str]) -> String {
-        self.op(&format!("memref.load {}[{}] : {}", from.name, at.join(", "), from.ty))
+        let value = self.load_raw(from, at);
+        if from.is_bf16() { self.op(&format!("arith.extf {value} : bf16 to f32")) } else { value }
     }
 
     /// An element in the memory's own type.
@@ -279,6 +312,7 @@ impl Code {
     }
 
     pub fn store(&mut self, value: &str, to: &Buffer, at: &[&str]) {
+        let value = if to.is_bf16() { &self.op(&format!("arith.truncf {value} : f32 to bf16")) } else { value };
         self.line(&format!("memref.store {value}, {}[{}] : {}", to.name, at.join(", "), to.ty));
     }
 
@@ -310,9 +344,12 @@ impl Code {
         if count == 1 {
             return vec![self.load(from, at)];
         }
-        let (at, bytes) = (at.join(", "), 4 * count);
+        let (at, bytes, element) = (at.join(", "), from.bytes() * count as u64, from.element);
         let access = format!("{}[{at}] {{alignment = {bytes} : i64}} : {}", from.name, from.ty);
-        let vector = self.op(&format!("vector.load {access}, vector<{count}xf32>"));
+        let mut vector = self.op(&format!("vector.load {access}, vector<{count}x{element}>"));
+        if from.is_bf16() {
+            vector = self.op(&format!("arith.extf {vector} : vector<{count}xbf16> to vector<{count}xf32>"));
+        }
         self.elements_of(&vector, count)
     }
 
@@ -320,10 +357,13 @@ impl Code {
         if let [value] = values {
             return self.store(value, to, at);
         }
-        let vector = self.vector(values);
-        let (at, count) = (at.join(", "), values.len());
-        let access = format!("{}[{at}] {{alignment = {} : i64}} : {}", to.name, 4 * count, to.ty);
-        self.line(&format!("vector.store {vector}, {access}, vector<{count}xf32>"));
+        let mut vector = self.vector(values);
+        let (at, count, element) = (at.join(", "), values.len(), to.element);
+        if to.is_bf16() {
+            vector = self.op(&format!("arith.truncf {vector} : vector<{count}xf32> to vector<{count}xbf16>"));
+        }
+        let access = format!("{}[{at}] {{alignment = {} : i64}} : {}", to.name, to.bytes() * count as u64, to.ty);
+        self.line(&format!("vector.store {vector}, {access}, vector<{count}x{element}>"));
     }
 
     /// A u32 element as an index.
@@ -347,18 +387,21 @@ impl Code {
         self.vector(&rounded)
     }
 
-    /// D = A B + C, 16x8 of 8 tf32: four, two and four registers of a lane; gives the four of D.
-    pub fn mma_tf32(&mut self, a: &[String], b: &[String], c: &[String]) -> Vec<String> {
+    /// D = A B + C, 16x8 of 8 tf32 or of 16 bf16: four, two and four registers of a lane; gives the four of D.
+    pub fn mma(&mut self, bf16: bool, [a, b, c]: [&[String]; 3]) -> Vec<String> {
         let operands = [a, b, c].concat().join(", ");
         let types = "i32, i32, i32, i32, i32, i32, f32, f32, f32, f32";
-        self.four("llvm.nvvm.mma.m16n8k8.row.col.tf32", &operands, types, "f32")
+        let shape = if bf16 { "m16n8k16.row.col.bf16" } else { "m16n8k8.row.col.tf32" };
+        self.four(&format!("llvm.nvvm.mma.{shape}"), &operands, types, "f32")
     }
 
-    /// A lane's part of four 8x8 matrices of 16-bit elements in shared memory; each lane gives where one row starts, at a multiple of
-    /// 16 bytes.
-    pub fn ldmatrix(&mut self, from: &Buffer, at: &[&str]) -> Vec<String> {
+    /// A lane's part of four 8x8 matrices of 16-bit elements in shared memory, or of what they are with rows and columns exchanged; each
+    /// lane gives where one row starts, at a multiple of 16 bytes.
+    pub fn ldmatrix(&mut self, from: &Buffer, at: &[&str], transposed: bool) -> Vec<String> {
         let pointer = self.pointer(from, at);
-        self.four("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4.b16", &pointer, "!llvm.ptr<3>", "i32")
+        let trans = if transposed { ".trans" } else { "" };
+        let intrinsic = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x4{trans}.b16");
+        self.four(&intrinsic, &pointer, "!llvm.ptr<3>", "i32")
     }
 
     /// The address of an element in shared memory.
@@ -369,7 +412,7 @@ impl Code {
         }
         let cast = format!("memref.extract_aligned_pointer_as_index {} : {} -> index", of.name, of.ty);
         let start = self.op(&cast);
-        let address = self.times_plus(&offset, 16 / of.piece(), &start);
+        let address = self.times_plus(&offset, of.bytes(), &start);
         let address = self.op(&format!("arith.index_cast {address} : index to i64"));
         self.op(&format!("llvm.inttoptr {address} : i64 to !llvm.ptr<3>"))
     }

@@ -81,9 +81,6 @@ impl DeviceKernel {
 /// When its shapes need more of a device than it has.
 pub fn device_kernel(kernel: &Kernel) -> Result<DeviceKernel, CodegenError> {
     let fail = |message: String| CodegenError::new(&kernel.name, "device kernel", message);
-    if kernel.dtype != Dtype::F32 {
-        return Err(fail("devices have kernels of f32 only".into()));
-    }
     kernels::write(kernel).map_err(fail)
 }
 

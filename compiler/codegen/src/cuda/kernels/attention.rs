@@ -228,9 +228,9 @@ fn over_row(code: &mut Code, value: &str, combine: &str) -> String {
 
 fn forward(kernel: &Kernel, s: &Shape) -> DeviceKernel {
     let rows = s.sequences * s.context;
-    let mut operands = Operands::default();
-    let qkv = operands.f32("qkv", &[rows, 3 * s.width]);
-    let o = operands.f32("o", &[rows, s.width]);
+    let mut operands = Operands::of(kernel);
+    let qkv = operands.activation("qkv", &[rows, 3 * s.width]);
+    let o = operands.activation("o", &[rows, s.width]);
     let lse = operands.f32("lse", &[s.sequences, s.heads, s.context]);
     let mut device = DeviceKernel::new(kernel);
     device.launch(s.grid(), s.threads(), &operands, |code| {
@@ -325,12 +325,12 @@ struct Saved {
 
 fn backward(kernel: &Kernel, s: &Shape) -> DeviceKernel {
     let rows = s.sequences * s.context;
-    let mut operands = Operands::default();
-    let qkv = operands.f32("qkv", &[rows, 3 * s.width]);
-    let o = operands.f32("o", &[rows, s.width]);
+    let mut operands = Operands::of(kernel);
+    let qkv = operands.activation("qkv", &[rows, 3 * s.width]);
+    let o = operands.activation("o", &[rows, s.width]);
     let lse = operands.f32("lse", &[s.sequences, s.heads, s.context]);
-    let d_o = operands.f32("do", &[rows, s.width]);
-    let dqkv = operands.f32("dqkv", &[rows, 3 * s.width]);
+    let d_o = operands.activation("do", &[rows, s.width]);
+    let dqkv = operands.activation("dqkv", &[rows, 3 * s.width]);
     let along = scratch(&mut operands, kernel);
     let saved = Saved { qkv, o, lse, d_o, along };
     let mut device = DeviceKernel::new(kernel);

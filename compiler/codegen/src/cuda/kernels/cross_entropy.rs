@@ -11,9 +11,9 @@ pub fn write(kernel: &Kernel) -> DeviceKernel {
         unreachable!("dispatched on the operation")
     };
     let (rows, vocab) = (u64::from(rows), u64::from(vocab));
-    let mut operands = Operands::default();
+    let mut operands = Operands::of(kernel);
     let targets = operands.add("targets", &[rows], "i32");
-    let logits = operands.f32("logits", &[rows, vocab]);
+    let logits = operands.activation("logits", &[rows, vocab]);
     let loss = operands.add("loss", &[1], "f64");
     let losses = scratch(&mut operands, kernel);
     let threads = row_threads(vocab);

@@ -28,10 +28,10 @@ pub fn write(kernel: &Kernel) -> DeviceKernel {
 /// x[s, c] = tok[tokens[s, c]] + pos[c]: a thread per element.
 fn forward(kernel: &Kernel, [sequences, context, width, vocab]: [u64; 4]) -> DeviceKernel {
     let rows = sequences * context;
-    let mut operands = Operands::default();
+    let mut operands = Operands::of(kernel);
     let tokens = operands.add("tokens", &[rows], "i32");
     let (tok, pos) = (operands.f32("tok", &[vocab, width]), operands.f32("pos", &[context, width]));
-    let x = operands.f32("x", &[rows, width]);
+    let x = operands.activation("x", &[rows, width]);
     let mut device = DeviceKernel::new(kernel);
     device.launch([(rows * width).div_ceil(THREADS.into()), 1, 1], THREADS, &operands, |code| {
         let at = code.global_thread(THREADS);
@@ -50,10 +50,10 @@ fn forward(kernel: &Kernel, [sequences, context, width, vocab]: [u64; 4]) -> Dev
 
 /// A row of blocks per entry of the table, a thread per column: the rows of dx that used the entry are summed, ascending from zero.
 fn token_gradient(kernel: &Kernel, rows: u64, width: u64, vocab: u64, sink: Sink) -> DeviceKernel {
-    let mut operands = Operands::default();
+    let mut operands = Operands::of(kernel);
     let tokens = operands.add("tokens", &[rows], "i32");
-    let dx = operands.f32("dx", &[rows, width]);
-    let sink = SinkBuffers::new(&mut operands, sink, &[vocab, width]);
+    let dx = operands.activation("dx", &[rows, width]);
+    let sink = SinkBuffers::new(&mut operands, sink, &[vocab, width], false);
     let mut device = DeviceKernel::new(kernel);
     device.launch([vocab, width.div_ceil(THREADS.into()), 1], THREADS, &operands, |code| {
         sink.prepare(code);

@@ -58,10 +58,10 @@ impl Row {
 
 /// y = (x - mean) * rstd * gain + bias; the variance is the mean of the squares of x - mean.
 fn forward(kernel: &Kernel, rows: u64, width: u64) -> DeviceKernel {
-    let mut operands = Operands::default();
-    let x = operands.f32("x", &[rows, width]);
+    let mut operands = Operands::of(kernel);
+    let x = operands.activation("x", &[rows, width]);
     let (gain, bias) = (operands.f32("gain", &[width]), operands.f32("bias", &[width]));
-    let y = operands.f32("y", &[rows, width]);
+    let y = operands.activation("y", &[rows, width]);
     let (mean, rstd) = (operands.f32("mean", &[rows]), operands.f32("rstd", &[rows]));
     let threads = row_threads(width);
     let mut device = DeviceKernel::new(kernel);
@@ -100,12 +100,12 @@ fn forward(kernel: &Kernel, rows: u64, width: u64) -> DeviceKernel {
 
 /// With g = dy * gain and n = (x - mean) * rstd: dx = rstd * (g - mean(g) - n * mean(g n)) (+ residual).
 fn backward(kernel: &Kernel, rows: u64, width: u64, residual: bool) -> DeviceKernel {
-    let mut operands = Operands::default();
-    let (dy, x) = (operands.f32("dy", &[rows, width]), operands.f32("x", &[rows, width]));
+    let mut operands = Operands::of(kernel);
+    let (dy, x) = (operands.activation("dy", &[rows, width]), operands.activation("x", &[rows, width]));
     let (mean, rstd) = (operands.f32("mean", &[rows]), operands.f32("rstd", &[rows]));
     let gain = operands.f32("gain", &[width]);
-    let passed_on = residual.then(|| operands.f32("residual", &[rows, width]));
-    let dx = operands.f32("dx", &[rows, width]);
+    let passed_on = residual.then(|| operands.activation("residual", &[rows, width]));
+    let dx = operands.activation("dx", &[rows, width]);
     let threads = row_threads(width);
     let mut device = DeviceKernel::new(kernel);
     device.launch([rows, 1, 1], threads, &operands, |code| {

@@ -12,34 +12,29 @@ use super::{matmul_tensor, matmul_tiles};
 use crate::cuda::DeviceKernel;
 use crate::cuda::code::{Buffer, Code, Operands};
 use crate::kernels::math;
-use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul, Products};
+use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Products};
 
 pub fn write(kernel: &Kernel) -> DeviceKernel {
     let KernelOp::MatMul(matmul) = &kernel.op else { unreachable!("dispatched on the operation") };
     let tiles = kernel.tiles.expect("a matmul has tiles");
     let [m, n, k] = [matmul.m, matmul.n, matmul.k].map(u64::from);
-    let mut operands = Operands::default();
-    let a = operands.f32("a", &if matmul.form == Form::TN { [k, m] } else { [m, k] });
-    let b = operands.f32("b", &if matmul.form == Form::NT { [n, k] } else { [k, n] });
-    let end = End::new(&mut operands, matmul);
+    let mut operands = Operands::of(kernel);
+    let a = operands.activation("a", &if matmul.form == Form::TN { [k, m] } else { [m, k] });
+    let b = operands.activation("b", &if matmul.form == Form::NT { [n, k] } else { [k, n] });
+    let end = End::new(&mut operands, matmul, kernel.dtype == Dtype::Bf16);
     let mut device = DeviceKernel::new(kernel);
     // Blocks that run at the same time share rows of A: x goes along the columns.
     let grid = [n.div_ceil(tiles.nc.into()), m.div_ceil(tiles.mc.into()), 1];
-    let threads = match kernel.products {
-        Products::F32 => matmul_tiles::threads(&tiles),
-        Products::Tf32 => matmul_tensor::threads(&tiles),
-    };
+    let on_tensor_cores = kernel.dtype == Dtype::Bf16 || kernel.products == Products::Tf32;
+    let threads = if on_tensor_cores { matmul_tensor::threads(&tiles) } else { matmul_tiles::threads(&tiles) };
     device.launch(grid, threads, &operands, |code| {
         end.prepare(code);
-        match kernel.products {
-            Products::F32 => {
-                let block = matmul_tiles::Block::new(code, matmul, &tiles, [&a, &b]);
-                product(code, &block, &end);
-            }
-            Products::Tf32 => {
-                let block = matmul_tensor::Block::new(code, matmul, &tiles, [&a, &b]);
-                product(code, &block, &end);
-            }
+        if on_tensor_cores {
+            let block = matmul_tensor::Block::new(code, matmul, &tiles, [&a, &b]);
+            product(code, &block, &end);
+        } else {
+            let block = matmul_tiles::Block::new(code, matmul, &tiles, [&a, &b]);
+            product(code, &block, &end);
         }
     });
     device
@@ -56,15 +51,15 @@ pub struct End {
 }
 
 impl End {
-    /// Declares the operands in the contract's order.
-    fn new(operands: &mut Operands, matmul: &MatMul) -> Self {
+    /// Declares the operands in the contract's order. `copied`: an update writes a copy of the weights in bf16.
+    fn new(operands: &mut Operands, matmul: &MatMul, copied: bool) -> Self {
         let c = [u64::from(matmul.m), u64::from(matmul.n)];
         let epilogue = matmul.epilogue;
         let biased = matches!(epilogue, Epilogue::Bias | Epilogue::BiasResidual | Epilogue::BiasGelu);
         let bias = biased.then(|| operands.f32("bias", &c[1..]));
         let full = match epilogue {
-            Epilogue::BiasResidual | Epilogue::Blend { .. } => Some(operands.f32("r", &c)),
-            Epilogue::GeluGrad => Some(operands.f32("pre", &c)),
+            Epilogue::BiasResidual | Epilogue::Blend { .. } => Some(operands.activation("r", &c)),
+            Epilogue::GeluGrad => Some(operands.activation("pre", &c)),
             _ => None,
         };
         let names: &[&str] = match epilogue {
@@ -72,9 +67,9 @@ impl End {
             Epilogue::BiasGelu => &["pre", "c"],
             _ => &["c"],
         };
-        let outputs = names.iter().map(|name| operands.f32(name, &c)).collect();
+        let outputs = names.iter().map(|name| operands.activation(name, &c)).collect();
         let sink = match epilogue {
-            Epilogue::Gradient(sink) => Some(SinkBuffers::new(operands, sink, &c)),
+            Epilogue::Gradient(sink) => Some(SinkBuffers::new(operands, sink, &c, copied)),
             _ => None,
         };
         Self { epilogue, bias, full, outputs, sink }

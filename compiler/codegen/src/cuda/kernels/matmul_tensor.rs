@@ -9,8 +9,9 @@
 //! | B, 8 columns of 32 bytes of k | column g at words t and t + 4 |
 //! | C | row g at columns 2t and 2t + 1, then row g + 8 |
 //!
-//! A word is one tf32. Operands that stand along k are loaded by `ldmatrix`: four matrices of eight rows of 16 bytes, of which lane 8j + r
-//! gives the address of row r of matrix j. Others are loaded word by word, for lack of a transposing load of 32-bit elements.
+//! A word is one tf32, or two bf16. Operands that stand along k are loaded by `ldmatrix`: four matrices of eight rows of 16 bytes, of which
+//! lane 8j + r gives the address of row r of matrix j. Others in bf16 are loaded so that rows and columns change places; in tf32 word by
+//! word, for lack of such a load of 32-bit elements.
 
 use super::matmul_stage::{Stage, Standing};
 use super::matmul_sums::{Shape, Thread, Tile};
@@ -35,6 +36,8 @@ pub struct Block<'b> {
     first: [String; 2],
     lane: Lane,
     stages: [Stage<'b>; 2],
+    /// Of bf16, two to a word; else of tf32.
+    bf16: bool,
 }
 
 /// A lane's numbers.
@@ -63,22 +66,31 @@ impl<'b> Block<'b> {
         let lane = Lane::new(code, &lane);
         let mut stage = |operand| {
             let sizes = (&shape, u64::from(threads(tiles)));
-            Stage::new(code, sizes, &thread, operand, (Standing::AsItIs, true))
+            Stage::new(code, sizes, &thread, operand, (Standing::AsItIs, !a.is_bf16()))
         };
         let stages = [stage((a, 0, matmul.form != Form::TN)), stage((b, 1, matmul.form == Form::NT))];
-        Self { shape, warp, thread, first, lane, stages }
+        Self { shape, warp, thread, first, lane, stages, bf16: a.is_bf16() }
+    }
+
+    /// Elements of a word.
+    fn per_word(&self) -> u64 {
+        if self.bf16 { 2 } else { 1 }
+    }
+
+    fn by_matrices(&self, side: usize) -> bool {
+        self.bf16 || self.stages[side].along_k
     }
 
     /// Adds the products of a half. What lies beyond the end of k is staged as zeros.
     fn multiply(&self, code: &mut Code, half: &str, sums: &[String]) -> Vec<String> {
         let mut sums = sums.to_vec();
-        for word in (0..self.shape.steps).step_by(WORDS as usize) {
+        for word in (0..self.shape.steps / self.per_word()).step_by(WORDS as usize) {
             let a: Vec<_> = (0..self.warp[0]).step_by(ROWS as usize).map(|i| self.a(code, half, i, word)).collect();
             let pairs = (0..self.warp[1]).step_by(2 * COLUMNS as usize);
             let b: Vec<_> = pairs.flat_map(|j| self.b(code, half, j, word)).collect();
             let products = a.iter().flat_map(|a| b.iter().map(move |b| (a, b)));
             for ((a, b), c) in products.zip(sums.chunks_exact_mut(4)) {
-                let d = code.mma_tf32(a, b, c);
+                let d = code.mma(self.bf16, [a, b, c]);
                 c.clone_from_slice(&d);
             }
         }
@@ -87,7 +99,7 @@ impl<'b> Block<'b> {
 
     /// The four registers of A for the 16 rows from `row` of the warp.
     fn a(&self, code: &mut Code, half: &str, row: u64, word: u64) -> Vec<String> {
-        if self.stages[0].along_k {
+        if self.by_matrices(0) {
             return self.matrices(code, 0, half, (row, 0), (word, 1));
         }
         let places = [(0, 0), (8, 0), (0, 4), (8, 4)];
@@ -96,7 +108,7 @@ impl<'b> Block<'b> {
 
     /// The two registers of B for each of the eight columns from `column` of the warp and the eight after them.
     fn b(&self, code: &mut Code, half: &str, column: u64, word: u64) -> [Vec<String>; 2] {
-        if self.stages[1].along_k {
+        if self.by_matrices(1) {
             let mut first = self.matrices(code, 1, half, (column, 1), (word, 0));
             let second = first.split_off(2);
             return [first, second];
@@ -104,7 +116,7 @@ impl<'b> Block<'b> {
         [0, 8].map(|more| [0, 4].iter().map(|w| self.word(code, 1, half, column + more, word + w)).collect())
     }
 
-    /// A word that stands by steps of k.
+    /// A word of tf32 that stands by steps of k.
     fn word(&self, code: &mut Code, side: usize, half: &str, row: u64, word: u64) -> String {
         let own = code.plus(&self.first[side], &self.lane.g);
         let (row, step) = (code.plus_const(&own, row), code.plus_const(&self.lane.t, word));
@@ -122,12 +134,18 @@ impl<'b> Block<'b> {
         (row, row_bit): (u64, usize),
         (word, word_bit): (u64, usize),
     ) -> Vec<String> {
-        let own = code.plus(&self.first[side], &self.lane.row);
-        let own = code.times_plus(&self.lane.matrix[row_bit], 8, &own);
-        let row = code.plus_const(&own, row);
-        let word_of_matrix = code.times(&self.lane.matrix[word_bit], 4);
-        let word = code.plus_const(&word_of_matrix, word);
-        code.ldmatrix(&self.stages[side].half, &[half, &row, &word])
+        let stage = &self.stages[side];
+        let (row_of_matrix, step_of_matrix) =
+            (code.times(&self.lane.matrix[row_bit], 8), code.times(&self.lane.matrix[word_bit], 4 * self.per_word()));
+        let row_of_matrix = code.plus(&self.first[side], &row_of_matrix);
+        let row = code.plus_const(&row_of_matrix, row);
+        let step = code.plus_const(&step_of_matrix, word * self.per_word());
+        if stage.along_k {
+            let row = code.plus(&row, &self.lane.row);
+            return code.ldmatrix(&stage.half, &[half, &row, &step], false);
+        }
+        let step = code.plus(&step, &self.lane.row);
+        code.ldmatrix(&stage.half, &[half, &step, &row], true)
     }
 }
 

@@ -14,7 +14,7 @@ const COLUMNS: u32 = 64;
 
 pub fn write(kernel: &Kernel, part: UpdatePart) -> DeviceKernel {
     let mut device = DeviceKernel::new(kernel);
-    let mut operands = Operands::default();
+    let mut operands = Operands::of(kernel);
     match part {
         UpdatePart::SumSquares { len, add } => {
             let (x, sum) = (operands.f32("x", &[len]), operands.add("sum", &[1], "f64"));

@@ -17,13 +17,13 @@ pub fn write(kernel: &Kernel) -> DeviceKernel {
 
 /// Sums dy [rows, width], or dy * (x - mean) * rstd when `normalised`.
 pub fn column_sums(kernel: &Kernel, rows: u64, width: u64, sink: Sink, normalised: bool) -> DeviceKernel {
-    let mut operands = Operands::default();
-    let dy = operands.f32("dy", &[rows, width]);
+    let mut operands = Operands::of(kernel);
+    let dy = operands.activation("dy", &[rows, width]);
     let normal = normalised.then(|| {
-        let x = operands.f32("x", &[rows, width]);
+        let x = operands.activation("x", &[rows, width]);
         [x, operands.f32("mean", &[rows]), operands.f32("rstd", &[rows])]
     });
-    let sink = SinkBuffers::new(&mut operands, sink, &[width]);
+    let sink = SinkBuffers::new(&mut operands, sink, &[width], false);
     let mut device = DeviceKernel::new(kernel);
     device.launch([width.div_ceil(THREADS.into()), 1, 1], THREADS, &operands, |code| {
         sink.prepare(code);

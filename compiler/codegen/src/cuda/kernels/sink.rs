@@ -20,6 +20,7 @@ pub struct UpdateBuffers {
     hyper: Buffer,
     /// The weights, their prediction, then the states.
     cells: Vec<Cell>,
+    copy: Option<Buffer>,
 }
 
 /// A value of a parameter's element: its name in the formulas, where it is (nowhere yet, if they don't read it), and where the new one goes.
@@ -29,10 +30,17 @@ struct Cell {
     to: Buffer,
 }
 
+/// How an update's operands stand.
+struct Order {
+    hyper_first: bool,
+    /// There is a copy of the weights in bf16, the last of what is written.
+    copied: bool,
+}
+
 impl UpdateBuffers {
-    fn new(operands: &mut Operands, rule: UpdateRule, shape: &[u64], hyper_first: bool) -> Self {
+    fn new(operands: &mut Operands, rule: UpdateRule, shape: &[u64], order: Order) -> Self {
         let hyper = |operands: &mut Operands| operands.f32(HYPER, &[HYPER_LEN as u64]);
-        let before = hyper_first.then(|| hyper(operands));
+        let before = order.hyper_first.then(|| hyper(operands));
         let (read, written) = updated(rule);
         let weights = read.first().map(|name| operands.f32(name, shape));
         let cell = |(i, name): (usize, &'static str)| {
@@ -41,12 +49,13 @@ impl UpdateBuffers {
             Cell { name: if i == 0 { "w" } else { name }, from: (name != "predicted").then_some(from), to }
         };
         let cells = written.into_iter().enumerate().map(cell).collect();
-        Self { rule, cells, hyper: before.unwrap_or_else(|| hyper(operands)) }
+        let copy = order.copied.then(|| operands.bf16("copy", shape));
+        Self { rule, cells, copy, hyper: before.unwrap_or_else(|| hyper(operands)) }
     }
 
     /// The operands of an update on its own: the hyper-parameters come last.
-    pub fn unfused(operands: &mut Operands, rule: UpdateRule, shape: &[u64]) -> Self {
-        Self::new(operands, rule, shape, false)
+    pub fn unfused(operands: &mut Operands, rule: UpdateRule, shape: &[u64], copied: bool) -> Self {
+        Self::new(operands, rule, shape, Order { hyper_first: false, copied })
     }
 
     /// Loads the hyper-parameters `%h0` … that the rule uses. Once in a function, before [`UpdateBuffers::apply`].
@@ -71,6 +80,9 @@ impl UpdateBuffers {
         }
         for (cell, values) in self.cells.iter().zip(&after) {
             code.store_group(values, &cell.to, at);
+        }
+        if let (Some(copy), Some(weights)) = (&self.copy, after.first()) {
+            code.store_group(weights, copy, at);
         }
     }
 
@@ -106,12 +118,15 @@ pub fn call(code: &mut Code, name: &str, value: &str) {
 }
 
 impl SinkBuffers {
-    /// Declares the sink's operands for a gradient of `shape`.
-    pub fn new(operands: &mut Operands, sink: Sink, shape: &[u64]) -> Self {
+    /// Declares the sink's operands for a gradient of `shape`. `copied`: an update writes a copy of the weights in bf16.
+    pub fn new(operands: &mut Operands, sink: Sink, shape: &[u64], copied: bool) -> Self {
         let reads = matches!(sink, Sink::Store | Sink::Add | Sink::Update { accumulated: true, .. });
         let acc = reads.then(|| operands.f32("acc", shape));
         let update = match sink {
-            Sink::Update { rule, .. } => Some(UpdateBuffers::new(operands, rule, shape, true)),
+            Sink::Update { rule, .. } => {
+                let order = Order { hyper_first: true, copied };
+                Some(UpdateBuffers::new(operands, rule, shape, order))
+            }
             Sink::Store | Sink::Add => None,
         };
         Self { sink, acc, update }
