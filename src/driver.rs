@@ -316,7 +316,6 @@ fn build(
 ) -> Build {
     let dims = Dims::new(model, spec.pipeline.microbatch.value);
     let rules = rules(spec, stages);
-    found.extend(model::dims::check_dtype(model, target));
     found.extend(model::rules::check(spec, &rules, &model::rules::parameters(&dims)));
     let (fuse, recompute) = (spec.pipeline.fuse.value, spec.pipeline.recompute.value);
     let products = spec.pipeline.products.value;

@@ -128,17 +128,22 @@ fn updates_in_parts_assemble_without_spills() {
     }
 }
 
-/// Every product in tf32 is made of tensor-core instructions.
+/// Every product in tf32 and in bf16 is made of tensor-core instructions.
 #[test]
-fn products_in_tf32_assemble_to_tensor_cores() {
+fn products_assemble_to_tensor_cores() {
     let Some(tools) = Tools::find() else { return };
     let spec = format!("{}/examples/gpt-paci.pace", env!("CARGO_MANIFEST_DIR"));
     for chip in ["sm_80", "sm_90"] {
-        let functions = tools.assemble(&Project::new(SPEC), &spec, chip, &["--set", "pipeline.matmul=tf32"]);
-        let products: Vec<_> = functions.iter().filter(|(name, _)| name.starts_with("matmul_")).collect();
-        assert!(products.len() > 10, "{chip}");
-        for (name, code) in products {
-            assert!(name.ends_with("_tf32") && code.contains("HMMA.1688.F32.TF32"), "{name} on {chip}");
+        for (set, suffix, instruction) in [
+            ("pipeline.matmul=tf32", "_tf32", "HMMA.1688.F32.TF32"),
+            ("model.dtype=bf16", "_bf16", "HMMA.16816.F32.BF16"),
+        ] {
+            let functions = tools.assemble(&Project::new(SPEC), &spec, chip, &["--set", set]);
+            let products: Vec<_> = functions.iter().filter(|(name, _)| name.starts_with("matmul_")).collect();
+            assert!(products.len() > 10, "{chip}");
+            for (name, code) in products {
+                assert!(name.ends_with(suffix) && code.contains(instruction), "{name} on {chip}");
+            }
         }
     }
 }
@@ -225,6 +230,18 @@ fn tf32_trains_close_to_f32() {
         assert!((device - cpu).abs() <= 1e-3 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
     }
     assert!(device.losses != cpu.losses, "the operands were rounded");
+}
+
+/// In bf16 the device follows the CPU, whose products are summed in another order before they are rounded.
+#[test]
+fn bf16_trains_as_the_cpu_does_in_bf16() {
+    let project = Project::new(&SMALL.replace("vocab = 256", "vocab = 256, dtype = bf16"));
+    let cpu = project.train("spec.pace", 20, &[]);
+    let device = project.train("spec.pace", 20, &["--target", "cuda-emulated"]);
+    for (update, (device, cpu)) in device.losses.iter().zip(&cpu.losses).enumerate() {
+        assert!((device - cpu).abs() <= 5e-3 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
+    }
+    assert!(device.losses[19] < device.losses[0] - 0.5, "it learns: {:?}", device.losses);
 }
 
 /// A pack without its programs, made by its script's commands.

@@ -57,7 +57,6 @@ const PAGES: &[(&str, &str)] = pages![
     P0420
     P0421
     P0422
-    P0423
     P0430
     P0431
     // Searches.

@@ -18,6 +18,8 @@ pub enum Data {
     F32(Vec<f32>),
     F64(Vec<f64>),
     U32(Vec<u32>),
+    /// By their bits.
+    Bf16(Vec<u16>),
 }
 
 impl Data {
@@ -41,6 +43,7 @@ impl Data {
             Data::F32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Data::F64(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Data::U32(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::Bf16(v) => v.iter().flat_map(|x| x.to_le_bytes()).collect(),
         }
     }
 
@@ -53,6 +56,7 @@ impl Data {
             Data::F32(_) => Data::F32(each(bytes, f32::from_le_bytes)),
             Data::F64(_) => Data::F64(each(bytes, f64::from_le_bytes)),
             Data::U32(_) => Data::U32(each(bytes, u32::from_le_bytes)),
+            Data::Bf16(_) => Data::Bf16(each(bytes, u16::from_le_bytes)),
         }
     }
 }

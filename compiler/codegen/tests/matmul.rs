@@ -1,9 +1,10 @@
 //! Matrix products with every epilogue against f64, and the fused update against its parts, bit for bit.
 
-use crate::harness::{Data, Runnable, assert_close, bits, random, run, runnable, targets};
+use crate::harness::{Data, Runnable, assert_close, bits, random, runnable, targets};
+use crate::narrow::{self, representable};
 use crate::optimizers;
 use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Products, Sink, UpdateRule};
-use model::kernel_plan::{plan_kernel, plan_kernel_with};
+use model::kernel_plan::{plan_kernel, plan_kernel_of, plan_kernel_with};
 use model::target::Target;
 use model::workspace::scratch_bytes;
 
@@ -85,7 +86,12 @@ fn tolerance(k: u32) -> f64 {
 
 /// A and B.
 fn factors(m: &MatMul) -> [Data; 2] {
-    [random(1, (m.m * m.k) as usize), random(2, (m.k * m.n) as usize)].map(Data::F32)
+    factors_of(m, Dtype::F32)
+}
+
+fn factors_of(m: &MatMul, dtype: Dtype) -> [Data; 2] {
+    let both = [random(1, (m.m * m.k) as usize), random(2, (m.k * m.n) as usize)];
+    both.map(|x| Data::F32(representable(dtype, x)))
 }
 
 /// Runs a forward or input-gradient kernel and compares all it writes.
@@ -93,8 +99,8 @@ pub fn check(kernel: Kernel, target: Target) {
     let KernelOp::MatMul(m) = kernel.op.clone() else { panic!("not a matmul") };
     let what = format!("{} on {}", kernel.name, target.name());
     let (len, n) = ((m.m * m.n) as usize, m.n as usize);
-    let (bias, full) = (random(3, n), random(4, len));
-    let mut data = factors(&m).to_vec();
+    let (bias, full) = (random(3, n), representable(kernel.dtype, random(4, len)));
+    let mut data = factors_of(&m, kernel.dtype).to_vec();
     let ab = product(&m, kernel.products, data[0].f32(), data[1].f32());
     let biased = ab.iter().enumerate().map(|(i, x)| x + f64::from(bias[i % n])).collect::<Vec<_>>();
     let inputs: &[&Vec<f32>] = match m.epilogue {
@@ -113,9 +119,11 @@ pub fn check(kernel: Kernel, target: Target) {
         Epilogue::Blend { .. } => vec![ab.iter().zip(&full).map(|(x, r)| 1.5 * x - 0.25 * f64::from(*r)).collect()],
     };
     data.extend(expected.iter().map(|_| Data::unset(len)));
-    let after = Runnable::of(kernel, target).call(&data);
+    // What is stored is rounded to the nearest bf16.
+    let rounding = if kernel.dtype == Dtype::Bf16 { 2f64.powi(-8) } else { 0.0 };
+    let after = narrow::call(&Runnable::of(kernel, target), &data);
     for (found, expected) in after[after.len() - expected.len()..].iter().zip(&expected) {
-        assert_close(&what, found.f32(), expected, tolerance(m.k));
+        assert_close(&what, found.f32(), expected, tolerance(m.k) + rounding);
     }
 }
 
@@ -182,48 +190,62 @@ fn a_shape_of_the_benchmark_is_right() {
 
 /// All sinks of one weight gradient: right against f64, and the fused ones equal to the unfused ones in every bit.
 fn check_sinks(shape: Shape, kc: Option<u32>, target: Target, rules: &[UpdateRule]) {
-    check_sinks_with(Products::F32, shape, kc, target, rules);
+    check_sinks_with((Dtype::F32, Products::F32), shape, kc, target, rules);
 }
 
-pub fn check_sinks_with(products: Products, shape: Shape, kc: Option<u32>, target: Target, rules: &[UpdateRule]) {
+pub fn check_sinks_with(
+    (dtype, products): (Dtype, Products),
+    shape: Shape,
+    kc: Option<u32>,
+    target: Target,
+    rules: &[UpdateRule],
+) {
     let len = (shape.0 * shape.1) as usize;
     let kernel = |sink| {
         let m = matmul(shape, Form::TN, Epilogue::Gradient(sink));
-        let kernel = plan_kernel_with(KernelOp::MatMul(m), Dtype::F32, products, target);
+        let kernel = plan_kernel_with(KernelOp::MatMul(m), dtype, products, target);
         match kc {
             Some(kc) => cut(kernel, kc, target),
             None => kernel,
         }
     };
     let m = matmul(shape, Form::TN, Epilogue::Store);
-    let factors = factors(&m).to_vec();
+    let factors = factors_of(&m, dtype).to_vec();
     let operands = |more: &[Data]| factors.iter().chain(more).cloned().collect::<Vec<_>>();
     let acc = random(4, len);
     let ab = product(&m, products, factors[0].f32(), factors[1].f32());
     let with_acc = ab.iter().zip(&acc).map(|(x, a)| x + f64::from(*a)).collect::<Vec<_>>();
 
-    let stored = Runnable::of(kernel(Sink::Store), target).call(&operands(&[Data::unset(len)])).remove(2);
+    let stored = narrow::call(&Runnable::of(kernel(Sink::Store), target), &operands(&[Data::unset(len)])).remove(2);
     assert_close("stored", stored.f32(), &ab, tolerance(shape.2));
-    let added = Runnable::of(kernel(Sink::Add), target).call(&operands(&[Data::F32(acc.clone())])).remove(2);
+    let added = narrow::call(&Runnable::of(kernel(Sink::Add), target), &operands(&[Data::F32(acc.clone())])).remove(2);
     assert_close("added", added.f32(), &with_acc, tolerance(shape.2));
 
     for &rule in rules {
         let hyper = optimizers::hyper(rule);
         let before = optimizers::parameter(rule, len);
-        let states = before.iter().cloned().map(Data::F32).collect::<Vec<_>>();
+        let mut states = before.iter().cloned().map(Data::F32).collect::<Vec<_>>();
+        // The copy of the weights.
+        states.extend((dtype == Dtype::Bf16).then(|| Data::unset(len)));
         for (accumulated, gradient, exact) in [(false, &stored, &ab), (true, &added, &with_acc)] {
             let what = format!("{shape:?}, {rule:?}, accumulated {accumulated}, {}", target.name());
             let mut more = if accumulated { vec![Data::F32(acc.clone())] } else { Vec::new() };
             more.push(Data::F32(hyper.clone()));
             more.extend(states.clone());
-            let fused = Runnable::of(kernel(Sink::Update { rule, accumulated }), target).call(&operands(&more));
+            let fused = Runnable::of(kernel(Sink::Update { rule, accumulated }), target);
+            let fused = narrow::call(&fused, &operands(&more));
             let fused = &fused[fused.len() - states.len()..];
 
             let mut unfused = vec![gradient.clone()];
             unfused.extend(states.clone());
             unfused.push(Data::F32(hyper.clone()));
-            let unfused = run(KernelOp::Update { len: len as u64, rule }, target, &unfused);
+            let update = plan_kernel_of(KernelOp::Update { len: len as u64, rule }, dtype, target);
+            let unfused = narrow::call(&Runnable::of(update, target), &unfused);
             let expected = optimizers::updated(rule, &hyper, &before, exact);
+            if dtype == Dtype::Bf16 {
+                let weights = representable(dtype, fused[0].f32().to_vec());
+                assert_eq!(fused.last().map(bits), Some(bits(&Data::F32(weights))), "{what}: the copy");
+            }
             for (i, (fused, expected)) in fused.iter().zip(&expected).enumerate() {
                 assert_eq!(bits(fused), bits(&unfused[i + 1]), "{what}: fused and unfused differ in state {i}");
                 // v grows with the square of the gradient, and so does its error.

@@ -1,6 +1,5 @@
 //! The model's sizes, and which sizes this compiler takes.
 
-use crate::target::Target;
 use dsl::diag::Diagnostic;
 use dsl::spec::{At, Dtype, Model};
 
@@ -71,16 +70,6 @@ pub fn check_sizes(model: &Model, microbatch: &At<u32>) -> Vec<Diagnostic> {
         0 => format!("use a context of at most {rows_max}"),
         most => format!("the largest that fits is microbatch = {most}"),
     })]
-}
-
-/// `P0423` for an element type that the target has no kernels of.
-pub fn check_dtype(model: &Model, target: Target) -> Option<Diagnostic> {
-    let there = model.variant.dtype == Dtype::F32 || matches!(target, Target::Cpu(_));
-    (!there).then(|| {
-        let message = format!("there are no kernels of bf16 for {}", target.name());
-        let error = Diagnostic::error("P0423", model.dtype_span.clone(), message);
-        error.help("use `dtype = f32`, or leave `--target` out: the CPU has them")
-    })
 }
 
 /// Operations per token of the layer that has most.

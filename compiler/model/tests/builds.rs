@@ -7,12 +7,12 @@ use dsl::diag::Diagnostic;
 use dsl::spec::{At, Cost, Dtype, Layer, Limits, Model, ParamKind, Partition, Products, Recompute, Selector};
 use model::build::{Build, Input, build};
 use model::cost::costs;
-use model::dims::{Dims, check_dtype, check_sizes};
+use model::dims::{Dims, check_sizes};
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::{Bounds, check_memory};
 use model::partition::partition;
 use model::rules::{Clip, GroupRule, MuonScale, Rules};
-use model::target::{CpuClass, Target};
+use model::target::CpuClass;
 use model::verify::verify;
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -260,8 +260,7 @@ fn diagnose_with(text: &str, profile: &str) -> Vec<Diagnostic> {
         return vec![refusal];
     }
     let model = spec.model.clone().expect("it has a model");
-    let without_bf16 = check_dtype(&model, Target::Emulated);
-    let wrong: Vec<_> = check_sizes(&model, &spec.pipeline.microbatch).into_iter().chain(without_bf16).collect();
+    let wrong = check_sizes(&model, &spec.pipeline.microbatch);
     if !wrong.is_empty() {
         return wrong;
     }

@@ -37,7 +37,7 @@ pub use lower::{PIPELINE, assembly, emulated_object, features, llvm_text};
 use crate::context::CodegenContext;
 use crate::cuda::code::Operands;
 use crate::error::CodegenError;
-use model::kernel::{Dtype, Kernel};
+use model::kernel::Kernel;
 use model::target::Chip;
 
 /// Shared memory of a block without asking for more at the launch.
