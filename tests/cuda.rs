@@ -232,16 +232,16 @@ fn tf32_trains_close_to_f32() {
     assert!(device.losses != cpu.losses, "the operands were rounded");
 }
 
-/// In bf16 the device follows the CPU, whose products are summed in another order before they are rounded.
+/// Rounding activations and the operands of products to seven bits of fraction moves the losses, but not far.
 #[test]
-fn bf16_trains_as_the_cpu_does_in_bf16() {
-    let project = Project::new(&SMALL.replace("vocab = 256", "vocab = 256, dtype = bf16"));
-    let cpu = project.train("spec.pace", 20, &[]);
-    let device = project.train("spec.pace", 20, &["--target", "cuda-emulated"]);
+fn bf16_trains_close_to_f32() {
+    let project = Project::new(SMALL);
+    let cpu = project.train("spec.pace", 10, &[]);
+    let device = project.train("spec.pace", 10, &["--target", "cuda-emulated", "--set", "model.dtype=bf16"]);
     for (update, (device, cpu)) in device.losses.iter().zip(&cpu.losses).enumerate() {
-        assert!((device - cpu).abs() <= 5e-3 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
+        assert!((device - cpu).abs() <= 1e-3 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
     }
-    assert!(device.losses[19] < device.losses[0] - 0.5, "it learns: {:?}", device.losses);
+    assert!(device.losses != cpu.losses, "activations were rounded");
 }
 
 /// A pack without its programs, made by its script's commands.

@@ -89,12 +89,18 @@ fn tensor(file: &SafeTensors<'_>, param: &Param) -> Result<Vec<f32>, String> {
     Ok(view.data().as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
 }
 
-/// The slots that hold a parameter's weights when training starts; all else in an arena is zero.
+/// The slots that hold a parameter's weights when training starts.
 pub fn filled_at_start(manifest: &Manifest, stage: &Stage, param: &Param) -> Vec<(Place, u64)> {
     let rule = manifest.rule(&manifest.groups[param.group as usize], stage.stage);
     let behind = param.state.last().filter(|_| rule.reads_behind()).map(|place| (*place, 0));
     let predicted = rule.predicts().then_some((param.weight, 1));
     [(param.weight, 0)].into_iter().chain(behind).chain(predicted).collect()
+}
+
+/// The same, and the slots that hold them in another type: all else in an arena is zero then.
+pub fn held_at_start(manifest: &Manifest, stage: &Stage, param: &Param) -> Vec<(Place, u64)> {
+    let copy = param.copy.map(|place| (place, 0));
+    filled_at_start(manifest, stage, param).into_iter().chain(copy).collect()
 }
 
 /// The slot of a version of a stage's weights. A second slot that is no version holds a prediction.

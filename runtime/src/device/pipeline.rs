@@ -75,9 +75,9 @@ impl Devices {
             let layout = Layout::new(manifest, rank.id);
             let mut device = machine.device(manifest, rank.id, layout.room)?;
             let stages = manifest.stages.iter().filter(|s| s.rank == rank.id);
-            let filled = stages.flat_map(|s| s.params.iter().flat_map(|p| weights::filled_at_start(manifest, s, p)));
+            let filled = stages.flat_map(|s| s.params.iter().flat_map(|p| weights::held_at_start(manifest, s, p)));
             for (place, slot) in filled {
-                let sent = device.upload(place.at(slot), rank.arena.view(&place, slot));
+                let sent = device.upload(place.at(slot), rank.arena.view::<u8>(&place, slot));
                 sent.map_err(|fault| failed(rank.id, "taking the weights", fault))?;
             }
             Ok(Attached::new(device, layout))
