@@ -7,6 +7,7 @@
 mod compile;
 pub mod context;
 pub mod cuda;
+mod elements;
 mod emit;
 mod entry;
 pub mod error;

@@ -7,9 +7,9 @@ use crate::context::CodegenContext;
 use crate::error::CodegenError;
 use crate::ffi::{LlvmContext, LlvmModule, TargetMachine};
 use crate::kernels::{self, KernelSource};
-use crate::{entry, forward, object, prefetch, scratch};
+use crate::{elements, entry, forward, object, prefetch, scratch};
 use melior::ir::Module;
-use model::kernel::{Dtype, Kernel};
+use model::kernel::Kernel;
 use model::target::CpuClass;
 
 /// Tiles, fuses, packs and vectorises, on tensors.
@@ -26,9 +26,12 @@ pub const BUFFERISE: &str = "builtin.module(canonicalize,cse,eliminate-empty-ten
 /// Vectors of several dimensions become loops and one-dimensional vectors.
 pub const LOWER: &str = "builtin.module(transform-interpreter{entry-point=lower},cse)";
 
+/// Memory is then reached by loads and stores alone, so that operands can get the elements that they have.
+pub const ADDRESS: &str = "builtin.module(func.func(convert-linalg-to-loops),func.func(expand-strided-metadata),memref-expand,\
+     fold-memref-alias-ops,expand-strided-metadata,lower-affine,convert-vector-to-scf{full-unroll=1})";
+
 /// What is left becomes the LLVM dialect, with one plain pointer per argument.
-pub const TO_LLVM: &str = "builtin.module(func.func(convert-linalg-to-loops),func.func(expand-strided-metadata),memref-expand,\
-     fold-memref-alias-ops,expand-strided-metadata,lower-affine,convert-vector-to-scf{full-unroll=1},convert-scf-to-cf,\
+pub const TO_LLVM: &str = "builtin.module(convert-scf-to-cf,\
      convert-vector-to-llvm{enable-x86vector=0},convert-math-to-llvm,finalize-memref-to-llvm,\
      convert-func-to-llvm{use-bare-ptr-memref-call-conv=1},convert-arith-to-llvm,convert-index-to-llvm,convert-cf-to-llvm,\
      convert-ub-to-llvm,reconcile-unrealized-casts,cse)";
@@ -62,9 +65,6 @@ pub fn compile_source(
     source: KernelSource,
     cpu: CpuClass,
 ) -> Result<Object, CodegenError> {
-    if kernel.dtype != Dtype::F32 {
-        return Err(CodegenError::new(&kernel.name, "source", "there are kernels of f32 only so far"));
-    }
     let machine = target_machine(cpu)?;
     let llvm = LlvmContext::new();
     let module = optimised(context, &llvm, &machine, kernel, source)?;
@@ -128,10 +128,12 @@ fn to_llvm_dialect<'c>(
     context.run(name, "bufferise", BUFFERISE, &mut module)?;
     context.run(name, "lower", LOWER, &mut module)?;
     if in_two_parts {
-        prefetch::epilogue_operands(context, name, &module)?;
+        prefetch::epilogue_operands(context, kernel, &module)?;
     }
     entry::drop_strategy(context, &module);
     scratch::views(context, kernel, &module)?;
+    context.run(name, "address", ADDRESS, &mut module)?;
+    elements::narrow(context, kernel, &module)?;
     context.run(name, "to LLVM", TO_LLVM, &mut module)?;
     entry::wrap(context, kernel, &module)?;
     Ok(module)

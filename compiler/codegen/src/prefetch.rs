@@ -9,19 +9,23 @@ use crate::error::CodegenError;
 use crate::ir;
 use melior::IrRewriter;
 use melior::ir::attribute::{BoolAttribute, IntegerAttribute};
+use melior::ir::block::BlockArgument;
 use melior::ir::block::BlockLike;
 use melior::ir::operation::{OperationBuilder, OperationLike, OperationResult};
 use melior::ir::r#type::IntegerType;
 use melior::ir::{BlockRef, Identifier, Module, OperationRef, Type, Value, ValueLike};
+use model::kernel::Kernel;
+use model::operands::Operand;
 
 const STEP: &str = "prefetch";
 const LINE_BYTES: i64 = 64;
 
 /// Adds prefetches for the loads of operands that follow a loop over k in the same block. Runs after vectors became
 /// one-dimensional.
-pub fn epilogue_operands(context: &CodegenContext, subject: &str, module: &Module) -> Result<(), CodegenError> {
+pub fn epilogue_operands(context: &CodegenContext, kernel: &Kernel, module: &Module) -> Result<(), CodegenError> {
     let Some(function) = ir::function(module) else { return Ok(()) };
-    let fail = |e: melior::Error| CodegenError::new(subject, STEP, e.to_string());
+    let fail = |e: melior::Error| CodegenError::new(&kernel.name, STEP, e.to_string());
+    let operands = kernel.operands();
     let mut blocks: Vec<BlockRef> = Vec::new();
     for steps in ir::operations(function).into_iter().filter(|op| sums_in_registers(*op)) {
         let block = steps.block().expect("an operation in a function is in a block");
@@ -31,7 +35,7 @@ pub fn epilogue_operands(context: &CodegenContext, subject: &str, module: &Modul
         }
         blocks.push(block);
         for load in loads_after(steps) {
-            prefetch(context, steps, load).map_err(fail)?;
+            prefetch(context, steps, load, element_bytes(&operands, load)).map_err(fail)?;
         }
     }
     Ok(())
@@ -57,11 +61,19 @@ fn loads_after<'c, 'a>(steps: OperationRef<'c, 'a>) -> Vec<OperationRef<'c, 'a>>
     loads
 }
 
+/// Bytes of the elements that `load` loads once its operand has its type: see [`crate::elements`].
+fn element_bytes(operands: &[Operand], load: OperationRef) -> i64 {
+    let argument = load.operand(0).ok().and_then(|memref| BlockArgument::try_from(memref).ok());
+    let operand = argument.and_then(|argument| operands.get(argument.argument_number()));
+    operand.map_or(4, |operand| operand.elem.bytes() as i64)
+}
+
 /// Prefetches every line of `load` before `steps`, if its indices can be known there.
 fn prefetch<'c>(
     context: &'c CodegenContext,
     steps: OperationRef<'c, '_>,
     load: OperationRef<'c, '_>,
+    element_bytes: i64,
 ) -> Result<(), melior::Error> {
     let block = steps.block().expect("an operation in a function is in a block");
     let rewriter = IrRewriter::new(&context.mlir);
@@ -76,7 +88,7 @@ fn prefetch<'c>(
         }
         rewriter.as_rewriter_base().move_op_before(definition, steps);
     }
-    for lane in (0..f32_lanes(load.result(0)?.r#type())).step_by(LINE_BYTES as usize / size_of::<f32>()) {
+    for lane in (0..f32_lanes(load.result(0)?.r#type())).step_by((LINE_BYTES / element_bytes) as usize) {
         prefetch_line(context, steps, load, lane)?;
     }
     Ok(())

@@ -5,6 +5,7 @@ mod call;
 mod corrections;
 mod device;
 mod device_bf16;
+mod elements;
 mod emulator;
 mod harness;
 mod infrastructure;

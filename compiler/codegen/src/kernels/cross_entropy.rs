@@ -3,7 +3,7 @@
 use super::rows::{self, Block, Kind, blocks};
 use super::text::{Func, tensor};
 use super::{KernelSource, math};
-use model::kernel::{Kernel, KernelOp};
+use model::kernel::{Dtype, Kernel, KernelOp};
 use model::target::CpuClass;
 
 pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
@@ -23,7 +23,8 @@ pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
     ));
     func.push(&target_logits(rows, vocab));
     let outputs = [("logits", Kind::Wide), ("row_loss", Kind::PerRow)];
-    let done = blocks(&mut func, rows, vocab, &outputs, softmax);
+    let twice = kernel.dtype == Dtype::Bf16;
+    let done = blocks(&mut func, rows, vocab, &outputs, |b| softmax(b, twice));
     func.push(&total(rows, &done[1]));
     func.result("logits", &done[0]);
     func.result("loss", "%loss_new");
@@ -48,28 +49,43 @@ fn target_logits(rows: u64, vocab: u64) -> String {
     )
 }
 
-/// logits <- (softmax - onehot) * scale; row_loss <- log(sum exp(logit - peak)) + peak - (the target's logit).
-fn softmax(b: &mut Block) {
+/// logits <- (softmax - onehot) * scale; row_loss <- log(sum exp(logit - peak)) + peak - (the target's logit). The exponentials lie where
+/// the logits were, or are computed `twice` where they would be rounded there.
+fn softmax(b: &mut Block, twice: bool) {
     let (logits, picked) = (b.slice("logits", Kind::Wide, "f32"), b.slice("row_loss", Kind::PerRow, "f32"));
     let targets = b.slice("targets", Kind::PerRow, "i32");
     let peak = b.reduce("peak", ("arith.maximumf", "%lowest"), &[&logits], "%logits_el", "");
-    let mut region = math::Region::new("e");
-    let below = region.sub("%out_el", "%peak_el");
-    let e = math::exp(&mut region, &below);
-    let exps = b.map("exps", &[&peak], &logits, &e, &region.finish());
-    let sum = b.sum("sum", &[&exps], "%exps_el", "");
+    let exp = |logit: &str| {
+        let mut region = math::Region::new("e");
+        let below = region.sub(logit, "%peak_el");
+        let e = math::exp(&mut region, &below);
+        (e, region.finish())
+    };
+    let (e, text) = exp("%out_el");
+    let (sum, into, operands, e, text) = if twice {
+        let (term, sum_text) = exp("%logits_el");
+        let sum = b.sum("sum", &[&logits, &peak], &term, &sum_text);
+        (sum, logits, vec![&peak], e, text)
+    } else {
+        let exps = b.map("exps", &[&peak], &logits, &e, &text);
+        (b.sum("sum", &[&exps], "%exps_el", ""), exps, Vec::new(), "%out_el".into(), String::new())
+    };
+    let operands: Vec<_> = operands.into_iter().chain([&sum, &targets]).collect();
     let gradient = b.map(
         "gradient",
-        &[&sum, &targets],
-        &exps,
+        &operands,
+        &into,
         "%v",
-        "%factor = arith.divf %scale, %sum_el : f32\n\
-         %p = arith.mulf %out_el, %factor : f32\n\
+        &format!(
+            "{text}\
+         %factor = arith.divf %scale, %sum_el : f32\n\
+         %p = arith.mulf {e}, %factor : f32\n\
          %column = linalg.index 1 : index\n\
          %column_int = arith.index_cast %column : index to i32\n\
          %hit = arith.cmpi eq, %column_int, %targets_el : i32\n\
          %one_hot = arith.select %hit, %scale, %zero : f32\n\
-         %v = arith.subf %p, %one_hot : f32\n",
+         %v = arith.subf %p, %one_hot : f32\n"
+        ),
     );
     let mut region = math::Region::new("l");
     let log = math::log(&mut region, "%sum_el");

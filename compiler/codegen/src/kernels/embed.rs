@@ -73,7 +73,7 @@ fn token_gradient(name: &str, rows: u64, width: u64, vocab: u64, sink: Sink) -> 
     let mut func = Func::new(name);
     func.input("tokens", &[rows], "i32");
     func.input("dx", &[rows, width], "f32");
-    let operands = SinkOperands::declare(&mut func, sink, &[vocab, width]);
+    let operands = SinkOperands::declare(&mut func, sink, &[vocab, width], false);
     func.push(&token_lists(rows, vocab));
     let table = tensor(&[vocab, width], "f32");
     let outputs = &operands.outputs;

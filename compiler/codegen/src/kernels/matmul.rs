@@ -9,7 +9,7 @@ use super::sink::{self, SinkOperands};
 use super::text::{Func, identity_map, parallel, tensor};
 use super::{KernelSource, matmul_strategy};
 use model::blocking::{Blocking, KBlock};
-use model::kernel::{Epilogue, Form, Kernel, KernelOp, MatMul};
+use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul};
 
 /// Where the bias lies over C: along its columns.
 const COLUMN_MAP: &str = "affine_map<(d0, d1) -> (d1)>";
@@ -21,7 +21,7 @@ pub fn source(kernel: &Kernel) -> KernelSource {
     let mut func = Func::new(&kernel.name);
     func.input("a", &a_shape(matmul, matmul.k), "f32");
     func.input("b", &b_shape(matmul, matmul.k), "f32");
-    let epilogue = EpilogueText::declare(&mut func, matmul, &blocking);
+    let epilogue = EpilogueText::declare(&mut func, matmul, &blocking, kernel.dtype == Dtype::Bf16);
     products(&mut func, matmul, &blocking);
     epilogue.write(&mut func, &[matmul.m.into(), matmul.n.into()]);
     KernelSource {
@@ -91,14 +91,14 @@ struct EpilogueText {
 }
 
 impl EpilogueText {
-    /// Declares the epilogue's operands in the contract's order.
-    fn declare(func: &mut Func, matmul: &MatMul, blocking: &Blocking) -> Self {
+    /// Declares the epilogue's operands in the contract's order. `copied`: an update writes a bf16 copy of the weights.
+    fn declare(func: &mut Func, matmul: &MatMul, blocking: &Blocking, copied: bool) -> Self {
         let (n, c) = ([u64::from(matmul.n)], [u64::from(matmul.m), u64::from(matmul.n)]);
         let (body, parts) = parts(blocking);
         let inputs = (0..parts.len()).map(|i| (format!("part{i}"), false)).collect();
         let mut text = Self { inputs, outputs: Vec::new(), body, yields: Vec::new() };
         if let Epilogue::Gradient(sink) = matmul.epilogue {
-            let operands = SinkOperands::declare(func, sink, &c);
+            let operands = SinkOperands::declare(func, sink, &c, copied);
             text.inputs.extend(operands.inputs.iter().map(|name| ((*name).to_string(), false)));
             text.outputs = operands.outputs.iter().map(|name| (*name).to_string()).collect();
             text.body += "%sink_zero = arith.constant 0.0 : f32\n";

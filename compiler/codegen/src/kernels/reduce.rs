@@ -30,7 +30,7 @@ pub fn column_sums(name: &str, rows: u64, width: u64, sink: Sink, normalised: bo
         inputs.push((func.input("mean", &[rows], "f32"), false));
         inputs.push((func.input("rstd", &[rows], "f32"), false));
     }
-    let operands = SinkOperands::declare(&mut func, sink, &[width]);
+    let operands = SinkOperands::declare(&mut func, sink, &[width], false);
     func.push(&sums(rows, width, &inputs));
     operands.apply(&mut func, "%gradient");
     KernelSource { linalg: func.finish(), strategy: column_strategy(rows, width, cpu) }

@@ -13,14 +13,15 @@ pub struct SinkOperands {
     shape: Vec<u64>,
     /// Tensors that the sink only reads: `acc` and `w`, if any.
     pub inputs: Vec<&'static str>,
-    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`w_out` where `w` is only read), its prediction, and the states.
+    /// Tensors that the sink writes, by operand name, in operand order: `acc`, or `w` (`w_out` where `w` is only read), its prediction, the
+    /// states and `copy`.
     pub outputs: Vec<&'static str>,
 }
 
 impl SinkOperands {
     /// Declares the sink's operands (in the contract's order, after the kernel's own) for a gradient of `shape`, and loads
-    /// the hyper-parameters `%h0` …. Tensors are `%acc`, or `%w`, `%m`, ….
-    pub fn declare(func: &mut Func, sink: Sink, shape: &[u64]) -> Self {
+    /// the hyper-parameters `%h0` …. Tensors are `%acc`, or `%w`, `%m`, …. `copied`: an update writes a bf16 copy of the weights.
+    pub fn declare(func: &mut Func, sink: Sink, shape: &[u64], copied: bool) -> Self {
         let mut inputs = Vec::new();
         let outputs = match sink {
             Sink::Store | Sink::Add => vec!["acc"],
@@ -31,7 +32,7 @@ impl SinkOperands {
                 }
                 func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
                 load_hyper(func, rule);
-                let (read, written) = updated(rule);
+                let (read, written) = updated(rule, copied);
                 read.iter().for_each(|name| _ = func.input(name, shape, "f32"));
                 inputs.extend(read);
                 written
@@ -79,19 +80,21 @@ impl SinkOperands {
     }
 }
 
-/// Operands of an update beside the gradient and the hyper-parameters, in order: those that are only read, and those that it writes.
-pub fn updated(rule: UpdateRule) -> (Vec<&'static str>, Vec<&'static str>) {
+/// Operands of an update beside the gradient and the hyper-parameters, in order: those that are only read, and those that it writes,
+/// the copy too if there is one.
+pub fn updated(rule: UpdateRule, copied: bool) -> (Vec<&'static str>, Vec<&'static str>) {
     let (read, weights) = match rule.writes {
         Writes::InPlace => (vec![], "w"),
         Writes::Next => (vec!["w"], "w_out"),
     };
     let predicted = rule.predicts().then_some("predicted");
-    (read, std::iter::once(weights).chain(predicted).chain(rule.states()).collect())
+    let written = std::iter::once(weights).chain(predicted).chain(rule.states());
+    (read, written.chain(copied.then_some("copy")).collect())
 }
 
 /// The element that an output gets, as [`body`] names it: the weights are `%w_new`, wherever they go.
 pub fn new_value(output: &str) -> String {
-    format!("%{}_new", if output == "w_out" { "w" } else { output })
+    format!("%{}_new", if ["w_out", "copy"].contains(&output) { "w" } else { output })
 }
 
 /// The region text of a sink. Reads `parts` (the gradient's new parts, at least one), `%acc_el` where there is an accumulator,

@@ -6,7 +6,7 @@
 use super::sink::{self, HYPER};
 use super::text::{Func, identity_map, parallel, tensor};
 use super::{KernelSource, strategy};
-use model::kernel::{CorrectionKind, Kernel, KernelOp, OptimizerKind, UpdateRule};
+use model::kernel::{CorrectionKind, Dtype, Kernel, KernelOp, OptimizerKind, UpdateRule};
 use model::target::CpuClass;
 
 /// The update of one element as region text. Reads `%g_el` (the whole gradient), `%w_el`, the states `%m_el` … and the
@@ -164,14 +164,15 @@ fn sign(value: &str) -> String {
     )
 }
 
-/// `KernelOp::Update`: g, w (or w, next) (, predicted), states…, hyper.
+/// `KernelOp::Update`: g, w (or w, next) (, predicted), states… (, copy), hyper.
 pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
+    let copied = kernel.dtype == Dtype::Bf16;
     let KernelOp::Update { len, rule } = kernel.op else { unreachable!("dispatched on the operation") };
     let shape = [len];
     let t = tensor(&shape, "f32");
     let mut func = Func::new(&kernel.name);
     let mut inputs = vec!["g"];
-    let (read, updated) = sink::updated(rule);
+    let (read, updated) = sink::updated(rule, copied);
     inputs.extend(read);
     inputs.iter().for_each(|name| _ = func.input(name, &shape, "f32"));
     for name in &updated {

@@ -41,7 +41,7 @@ impl UpdateBuffers {
     fn new(operands: &mut Operands, rule: UpdateRule, shape: &[u64], order: Order) -> Self {
         let hyper = |operands: &mut Operands| operands.f32(HYPER, &[HYPER_LEN as u64]);
         let before = order.hyper_first.then(|| hyper(operands));
-        let (read, written) = updated(rule);
+        let (read, written) = updated(rule, false);
         let weights = read.first().map(|name| operands.f32(name, shape));
         let cell = |(i, name): (usize, &'static str)| {
             let to = operands.f32(name, shape);
