@@ -124,6 +124,49 @@ fn updates_of_many_calls_stay_in_the_arena() {
     }
 }
 
+/// bf16: what passes read of the weights, their f32 with the optimizer's states, activations and what is sent, each to the byte; and runs.
+#[test]
+fn bf16_is_counted_to_the_byte() {
+    let project = Project::new(SPEC);
+    let bf16 = ["--set", "model.dtype=bf16"];
+    let alone = ["--set", "machine.ranks=1", "--set", "pipeline.schedule=gpipe", "--set", "pipeline.accumulate=1"];
+    let report = checked(&project, &[&bf16[..], &alone].concat());
+    let (width, context, vocab) = (40, 23, 256);
+    let align = |bytes: u64| bytes.next_multiple_of(64);
+    // Elements by parameter: what products read, and the rest.
+    let products = [[3, 1, 4, 4].map(|n| n * width * width); 3].concat();
+    let products: Vec<u64> = products.into_iter().chain([width * vocab]).collect();
+    let block = [[1, 1, 3, 1, 1, 1, 4, 1].map(|n| n * width); 3].concat();
+    let rest: Vec<u64> = block.into_iter().chain([vocab * width, context * width, width, width]).collect();
+    let bytes = |list: &[u64], each: u64| list.iter().map(|n| align(each * n)).sum::<u64>();
+    let memory = &report["ranks"][0]["memory"];
+    assert_eq!(memory["weights"], bytes(&products, 2) + bytes(&rest, 4));
+    assert_eq!(memory["optimizer"], bytes(&products, 4) + 2 * (bytes(&products, 4) + bytes(&rest, 4)));
+    let (rows, heads) = (2 * context, 4);
+    let block =
+        5 * align(2 * rows * width) + align(6 * rows * width) + 2 * align(8 * rows * width) + 4 * align(4 * rows);
+    let block = block + align(4 * rows * heads);
+    let head = align(2 * rows * width) + 2 * align(4 * rows) + align(2 * rows * vocab);
+    // The version that F saw, and the block's output that the head reads.
+    assert_eq!(memory["stash"], 64 + 3 * block + align(2 * rows * width) + head);
+    for more in [
+        &["--set", "pipeline.accumulate=1"][..],
+        &["--set", "pipeline.schedule=pipedream", "--set", "pipeline.fuse=off"],
+        &["--set", "pipeline.schedule=pipedream_2bw", "--set", "pipeline.recompute=full"],
+        &["--set", "pipeline.schedule=zb_h1"],
+    ] {
+        let sets = [&bf16[..], more].concat();
+        let (report, wide) = (checked(&project, &sets), checked(&project, more));
+        let trained = project.train("spec.pace", 4, &sets);
+        for (i, rank) in report["ranks"].as_array().unwrap().iter().enumerate() {
+            assert_eq!(trained.summary["ranks"][i]["allocated_bytes"], rank["memory"]["total"], "rank {i} {sets:?}");
+            let communication = |report: &Value| report["ranks"][i]["memory"]["communication"].as_u64().unwrap();
+            // 46 rows of 40: 7360 and 3680 bytes, which take whole lines.
+            assert_eq!(communication(&report) * align(7360), communication(&wide) * align(3680), "rank {i} {sets:?}");
+        }
+    }
+}
+
 fn weights(report: &Value) -> Vec<u64> {
     report["ranks"].as_array().unwrap().iter().map(|r| r["memory"]["weights"].as_u64().unwrap()).collect()
 }

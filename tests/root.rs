@@ -1,5 +1,6 @@
 //! Integration tests of the command line: one binary, a module per topic.
 
+mod bf16;
 mod commands;
 #[cfg(feature = "codegen")]
 mod cuda;

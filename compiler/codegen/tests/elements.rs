@@ -1,5 +1,5 @@
 //! Kernels of bf16: each is its f32 form on the widened operands, rounded once where it stores bf16; bit for bit. What the f32 forms
-//! compute is tested elsewhere; products are compared with f64 here, too.
+//! compute is tested elsewhere; two kernels are compared with f64 here, too.
 
 use crate::harness::{Data, Runnable, random, runnable};
 use artifact::bf16;
@@ -104,6 +104,36 @@ fn products_in_bf16_are_the_products_of_what_bf16_stands_for() {
         }
     }
     every_class(&ops, 1);
+}
+
+/// Half a unit in the last place of bf16, and what f32 sums may be off.
+fn within_rounding(what: &str, found: &Data, exact: &[f64], of_sum: f64) {
+    for (i, (found, exact)) in widened(found).f32().iter().zip(exact).enumerate() {
+        let error = (f64::from(*found) - exact).abs();
+        assert!(error <= exact.abs() * 2f64.powi(-9) + of_sum, "{what}[{i}]: {found} instead of {exact}");
+    }
+}
+
+#[test]
+fn results_are_within_half_a_unit_of_f64() {
+    let (m, n, k, x) =
+        (37, 61, 129, |data: &Data| -> Vec<f64> { widened(data).f32().iter().map(|&x| x.into()).collect() });
+    for cpu in runnable() {
+        let after = compare(&matmul((m, n, k), Form::NN, Epilogue::Store), 1, cpu);
+        let (a, b) = (x(&after[0]), x(&after[1]));
+        let [m, n, k] = [m, n, k].map(|d| d as usize);
+        let c = |i: usize| (0..k).map(|p| a[i / n * k + p] * b[p * n + i % n]).sum();
+        within_rounding("c", &after[2], &(0..m * n).map(c).collect::<Vec<f64>>(), 1e-5);
+        let after = compare(&KernelOp::LayerNorm { rows: 7, width: 33 }, 1, cpu);
+        let (gain, bias, mut y) = (after[1].f32(), after[2].f32(), Vec::new());
+        for row in x(&after[0]).chunks(33) {
+            let mean = row.iter().sum::<f64>() / 33.0;
+            let deviation = (row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 33.0 + 1e-5).sqrt();
+            let at = |j: usize| (row[j] - mean) / deviation * f64::from(gain[j]) + f64::from(bias[j]);
+            y.extend((0..33).map(at));
+        }
+        within_rounding("y", &after[3], &y, 1e-5);
+    }
 }
 
 #[test]
