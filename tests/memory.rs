@@ -151,9 +151,8 @@ fn bf16_is_counted_to_the_byte() {
     assert_eq!(memory["stash"], 64 + 3 * block + align(2 * rows * width) + head);
     for more in [
         &["--set", "pipeline.accumulate=1"][..],
-        &["--set", "pipeline.schedule=pipedream", "--set", "pipeline.fuse=off"],
         &["--set", "pipeline.schedule=pipedream_2bw", "--set", "pipeline.recompute=full"],
-        &["--set", "pipeline.schedule=zb_h1"],
+        &["--set", "pipeline.schedule=zb_h1", "--set", "pipeline.fuse=off"],
     ] {
         let sets = [&bf16[..], more].concat();
         let (report, wide) = (checked(&project, &sets), checked(&project, more));
