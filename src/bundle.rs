@@ -5,16 +5,17 @@ use crate::driver::{self, Analysed};
 use crate::failure::Failure;
 use crate::render::Source;
 use artifact::bundle::Bundle;
-use artifact::program::{DataShape, Group, LearningRate, Manifest, Proved};
+use artifact::program::{DataShape, Group, Image, LearningRate, Manifest, Proved};
 use codegen::CodegenError;
-use codegen::cuda::{DeviceCode, Generator};
+use codegen::cuda::{Assembler, DeviceCode, Generator};
 use dsl::spec::{At, Optimizer, Spec};
 use indicatif::{ProgressBar, ProgressStyle};
 use model::kernel::Kernel;
 use model::target::{Chip, Target};
+use std::path::Path;
 
-/// Compiles all kernels and assembles the bundle of a [`manifest`].
-pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> {
+/// Compiles all kernels and assembles the bundle of a [`manifest`]. PTX is also made into machine code where there is a `ptxas`.
+pub fn make(manifest: Manifest, analysed: &Analysed, ptxas: Option<&Path>) -> Result<Bundle, Failure> {
     let build = analysed.build.as_ref().expect("the caller checked that there is a model");
     let bar = ProgressBar::new(build.kernels.len() as u64).with_style(
         ProgressStyle::with_template("compiling kernels {wide_bar} {pos}/{len}").expect("a valid template"),
@@ -33,11 +34,27 @@ pub fn make(manifest: Manifest, analysed: &Analysed) -> Result<Bundle, Failure> 
         Target::Emulated => codegen::cuda::compile_emulated(&build.kernels, &progress).and_then(device),
     };
     bar.finish_and_clear();
-    let bundle = Bundle { manifest, images: images.map_err(|e| Failure::Outside(e.to_string()))? };
+    let mut bundle = Bundle { manifest, images: images.map_err(|e| Failure::Outside(e.to_string()))? };
+    if let Target::Cuda(chip) = analysed.target
+        && let Some(assembler) = crate::ptxas::find(ptxas)?
+    {
+        add_cubins(&mut bundle, &assembler, chip, ptxas.is_some())?;
+    }
     bundle.check().map_err(|e| {
         Failure::Outside(format!("internal error, please report: the bundle just made is not sound: {e}"))
     })?;
     Ok(bundle)
+}
+
+/// Assembles every stage's PTX. An assembler that nobody asked for may fail: then the bundle has PTX only.
+fn add_cubins(bundle: &mut Bundle, assembler: &Assembler, chip: Chip, asked: bool) -> Result<(), Failure> {
+    let one = |image: &Image| assembler.assemble(&format!("stage {}", image.stage), &image.code, chip.name());
+    match bundle.images.iter().map(one).collect::<Result<Vec<_>, _>>() {
+        Ok(cubins) => bundle.images.iter_mut().zip(cubins).for_each(|(image, cubin)| image.cubin = Some(cubin)),
+        Err(error) if asked => return Err(Failure::Outside(error.to_string())),
+        Err(error) => crate::output::say(&format!("note: the bundle has PTX and no cubin: {error}")),
+    }
+    Ok(())
 }
 
 /// PTX of kernels, from children of this process that run this program.

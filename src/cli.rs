@@ -147,6 +147,10 @@ pub struct Compile {
     /// Directory of the bundle (with --emit: a file; default: standard output)
     #[arg(short, long)]
     pub output: Option<PathBuf>,
+    /// For a GPU: the assembler that makes machine code beside the PTX, or `none` (default: the one in CUDA_ROOT, CUDA_HOME, CUDA_PATH, on
+    /// PATH, or of `make gpu-tools`, if there is one)
+    #[arg(long, value_name = "PATH")]
+    pub ptxas: Option<PathBuf>,
     /// Print one level of the lowering instead of making a bundle
     #[arg(long, value_enum)]
     pub emit: Option<Emit>,

@@ -8,8 +8,11 @@ mod comparison;
 mod driver;
 mod failure;
 mod latency;
+mod launch;
 mod output;
 mod picture;
+#[cfg(feature = "codegen")]
+mod ptxas;
 mod render;
 mod report;
 mod search;

@@ -295,3 +295,78 @@ fn a_pack_on_a_machine_without_a_gpu_says_so() {
     let (status, _, stderr) = project.outcome(&["gpu-check", "."]);
     assert!(status == Some(3) && stderr.contains("is this a folder that `make gpu-pack` made?"), "{stderr}");
 }
+
+/// Answers as ptxas does, and "assembles" by copying.
+const FAKE_PTXAS: &str = "#!/bin/sh
+if [ \"$1\" = --version ]; then
+  echo 'Cuda compilation tools, release 13.0, V13.0.88'
+else
+  cp \"$2\" \"$4\"
+fi
+";
+
+#[test]
+fn machine_code_lies_beside_the_ptx_where_there_is_an_assembler() {
+    let project = Project::new(SPEC);
+    let fake = project.path("ptxas");
+    std::fs::write(&fake, FAKE_PTXAS).expect("a writable folder");
+    std::fs::set_permissions(&fake, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("executable");
+    fn compile(ptxas: &str) -> [&str; 8] {
+        ["compile", "spec.pace", "--target", "cuda:sm_90", "-o", "bundle", "--ptxas", ptxas]
+    }
+    project.output(&compile(fake.to_str().expect("UTF-8")));
+    assert!(project.output(&["inspect", "bundle"]).contains(" by ptxas 13.0.88"));
+    project.output(&["verify", "bundle"]);
+    let bytes = |name: &str| std::fs::read(project.path(name)).expect("a file of the bundle");
+    assert_eq!(bytes("bundle/stage-1.cubin"), bytes("bundle/stage-1.image"), "this assembler copies");
+    std::fs::write(project.path("bundle/stage-1.cubin"), "x").expect("writable");
+    let (status, _, stderr) = project.outcome(&["verify", "bundle"]);
+    assert!(status == Some(3) && stderr.contains("`stage-1.cubin` was cut or altered"), "{stderr}");
+
+    project.output(&compile("none"));
+    assert!(!project.path("bundle/stage-0.cubin").exists() && project.path("bundle/stage-0.image").exists());
+    let (status, _, stderr) = project.outcome(&compile("spec.pace"));
+    assert!(status == Some(2) && stderr.contains("this is no ptxas"), "{stderr}");
+}
+
+/// With the real one.
+#[test]
+fn ptxas_assembles_the_stages_of_a_bundle() {
+    let Some(tools) = Tools::find() else { return };
+    let project = Project::new(SPEC);
+    let ptxas = tools.ptxas.to_str().expect("UTF-8");
+    project.output(&["compile", "spec.pace", "--target", "cuda:sm_80", "-o", "bundle", "--ptxas", ptxas]);
+    let cubin = std::fs::read(project.path("bundle/stage-0.cubin")).expect("machine code");
+    assert_eq!(&cubin[..4], b"\x7fELF");
+    assert!(project.output(&["inspect", "bundle"]).contains(" by ptxas 13.0"));
+}
+
+#[test]
+fn a_launcher_that_does_not_fit_the_bundle_is_told() {
+    let project = Project::new(SPEC);
+    project.output(&["compile", "spec.pace", "--target", "cuda:sm_90", "--ptxas", "none", "-o", "bundle"]);
+    let said = |target: &str, variables: &[(&str, &str)]| {
+        let mut command = project.command(&["run", target, "--data", "spec.pace", "--updates", "1", "--deadline", "1"]);
+        let out = command.envs(variables.iter().copied()).output().expect("the program starts");
+        (out.status.code(), String::from_utf8_lossy(&out.stderr).into_owned())
+    };
+    let torchrun =
+        |rank, ranks| [("RANK", rank), ("WORLD_SIZE", ranks), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")];
+    let cases = [
+        ("bundle", torchrun("0", "4"), 2, "a launcher started 4 processes, and the pipeline has 2 ranks"),
+        ("bundle", torchrun("2", "2"), 2, "this is rank 2 of 2"),
+        ("spec.pace", torchrun("0", "2"), 2, "a launcher started 2 processes, and a run for"),
+        // Nobody listens at this port.
+        (
+            "bundle",
+            [("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")],
+            3,
+            "can't reach rank 0",
+        ),
+    ];
+    for (target, variables, status, expected) in cases {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let found = said(target, &[&variables[..], &[("MASTER_PORT", &port.to_string())]].concat());
+        assert!(found.0 == Some(status) && found.1.contains(expected), "{variables:?}: {found:?}");
+    }
+}

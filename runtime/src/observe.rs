@@ -1,7 +1,7 @@
 //! What a run tells while it goes on, and at its end.
 
 use crate::device::pipeline::Usage;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::io;
 
 /// An update, made on all stages.
@@ -46,7 +46,7 @@ pub struct Started {
 }
 
 /// A rank at the end of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankSummary {
     /// Size of the arena as it was allocated.
     pub allocated_bytes: u64,
@@ -65,7 +65,7 @@ pub struct RankSummary {
 }
 
 /// A stage at the end of a run. Median CPU times of its kernel bodies; 0 for what the schedule doesn't have.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageSummary {
     pub drift_max_seen: u64,
     pub drift_max_proved: u64,
@@ -76,7 +76,7 @@ pub struct StageSummary {
 }
 
 /// Measured times of a stage's kernel bodies, nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageTimes {
     pub f_ns: u64,
     pub b_ns: u64,

@@ -8,6 +8,7 @@ use crate::device::emulated::{Emulation, World};
 use crate::device::pipeline::{DeviceOptions, Devices, Machine};
 use crate::error::RunError;
 use crate::map::Kernels;
+use crate::member::{Counted, Member};
 use crate::observe::{EvaluationRecord, Observer, RankSummary, StageSummary, StageTimes, Started, Summary};
 use crate::rank::{Kind, Rank};
 use crate::replay;
@@ -47,6 +48,8 @@ pub struct RunOptions {
     pub stop: StopFlag,
     /// Where the kernels run on devices.
     pub device: DeviceOptions,
+    /// Where the run has several processes, each with one rank on a device: this one's part. Such a run is not stopped early but by its end.
+    pub member: Option<Arc<Member>>,
 }
 
 /// What a run reads before it begins: everything about a request that can be wrong without the machine code.
@@ -97,7 +100,7 @@ pub fn run(
 /// What of them is missing.
 pub fn machine<'b>(bundle: &'b Bundle, options: &RunOptions) -> Result<Option<Box<dyn Machine + 'b>>, RunError> {
     if cpu::is_gpu(&bundle.manifest.cpu) {
-        return Ok(Some(Box::new(Cuda::new(bundle, options.device.deadline)?)));
+        return Ok(Some(Box::new(Cuda::new(bundle, options.device.deadline, options.member.clone())?)));
     }
     if bundle.manifest.cpu != cpu::EMULATED {
         return Ok(None);
@@ -149,29 +152,62 @@ fn execute(
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    let ranks = ranks(manifest, options.seed, inputs.start.as_ref())?;
+    let done = execute_here(manifest, on, inputs, options, observer);
+    if let (Err(error), Some(member)) = (&done, &options.member) {
+        member.store.fail(&format!("rank {}: {error}", member.rank));
+    }
+    done
+}
+
+fn execute_here(
+    manifest: &Manifest,
+    on: On<'_>,
+    inputs: &Inputs,
+    options: &RunOptions,
+    observer: &mut dyn Observer,
+) -> Result<Summary, RunError> {
+    let ids: Vec<RankId> = match &options.member {
+        Some(member) => vec![member.rank],
+        None => (0..manifest.memory.len() as u32).map(RankId).collect(),
+    };
+    let ranks = ranks(manifest, &ids, options.seed, inputs.start.as_ref())?;
     let place = match on {
         On::Threads(kernels) => Place::Threads(kernels),
-        On::Devices(machine) => Place::Devices(Devices::new(manifest, machine, &ranks, options.device)?),
+        On::Devices(machine) => {
+            Place::Devices(Devices::new(manifest, machine, &ranks, options.device, options.member.clone())?)
+        }
     };
     let pipeline = Pipeline::new(manifest, place, ranks, &options.stop);
     let mut training = Training::new(pipeline, &inputs.data, options, observer);
     training.run()?;
-    let summary = training.summary();
+    let mut summary = training.summary();
     let steps = inputs.start.as_ref().map_or(0, |w| w.step) + summary.updates;
-    if let Some(path) = &options.save {
+    if options.save.is_some() {
         training.pipeline.fetch()?;
-        weights::save(path, manifest, &training.pipeline.ranks, steps)?;
     }
-    training.observer.finished(&summary).map_err(recording("the summary"))?;
+    let others = match &options.member {
+        Some(member) => training.gather(member, &mut summary)?,
+        None => Vec::new(),
+    };
+    if let Some(path) = options.save.as_ref().filter(|_| training.reports) {
+        let mut all: Vec<&Rank> = training.pipeline.ranks.iter().chain(&others).collect();
+        all.sort_by_key(|rank| rank.id);
+        weights::save(path, manifest, &all, steps)?;
+    }
+    if training.reports {
+        training.observer.finished(&summary).map_err(recording("the summary"))?;
+    }
+    if let Some(member) = &options.member {
+        member.meet("end", manifest.memory.len() as u32)?;
+    }
     Ok(summary)
 }
 
 /// Ranks with their weights; each one's memory is touched first by a thread of its own.
-fn ranks(manifest: &Manifest, seed: u64, start: Option<&Weights>) -> Result<Vec<Rank>, RunError> {
+fn ranks(manifest: &Manifest, ids: &[RankId], seed: u64, start: Option<&Weights>) -> Result<Vec<Rank>, RunError> {
     thread::scope(|scope| {
-        let begin = |id| scope.spawn(move || rank(manifest, RankId(id), seed, start));
-        let threads: Vec<_> = (0..manifest.memory.len() as u32).map(begin).collect();
+        let begin = |&id: &RankId| scope.spawn(move || rank(manifest, id, seed, start));
+        let threads: Vec<_> = ids.iter().map(begin).collect();
         threads.into_iter().map(|t| t.join().expect("initialisation doesn't panic")).collect()
     })
 }
@@ -206,6 +242,8 @@ struct Training<'a> {
     pipeline: Pipeline<'a>,
     options: &'a RunOptions,
     observer: &'a mut dyn Observer,
+    /// Whether the last stage is here, whose losses are the run's.
+    reports: bool,
     train: Batches<'a>,
     /// Held-out data with the number of micro-batches to use.
     eval: Option<(Batches<'a>, u64)>,
@@ -231,24 +269,28 @@ impl<'a> Training<'a> {
             tokens_per_update: tokens_per_microbatch * u64::from(manifest.program.accumulate),
             train_tokens: data.train.len(),
             eval_tokens: eval.map_or(0, |(_, count)| count * tokens_per_microbatch),
-            ranks: pipeline.ranks.len(),
+            ranks: manifest.memory.len(),
             parameters: weights.map(|p| p.weight.bytes / 4).sum(),
         };
-        let collector = Collector::new(manifest.stages.len(), started.tokens_per_update);
-        Training { pipeline, options, observer, train, eval, collector, started, eval_losses: Vec::new() }
+        let here = || pipeline.ranks.iter().flat_map(|r| &r.stages);
+        let reports = here().any(|state| state.index + 1 == manifest.stages.len());
+        let collector = Collector::new(here().count(), started.tokens_per_update);
+        Training { pipeline, options, observer, reports, train, eval, collector, started, eval_losses: Vec::new() }
     }
 
     /// Segments with evaluations between them, until all updates are made or the run is asked to stop.
     fn run(&mut self) -> Result<(), RunError> {
-        self.observer.started(&self.started).map_err(recording("the start"))?;
+        if self.reports {
+            self.observer.started(&self.started).map_err(recording("the start"))?;
+        }
         self.evaluate()?;
         let segment = self.pipeline.manifest.boundary.unwrap_or(self.options.updates);
         while self.collector.done < self.options.updates && !self.options.stop.requested() {
             let before = self.collector.done;
             let updates = segment.min(self.options.updates - before);
-            let (collector, observer) = (&mut self.collector, &mut *self.observer);
+            let (collector, observer, reports) = (&mut self.collector, &mut *self.observer, self.reports);
             let made = self.pipeline.train(self.train, before, updates, |report| {
-                let Some(record) = collector.take(report) else { return Ok(()) };
+                let Some(record) = collector.take(report).filter(|_| reports) else { return Ok(()) };
                 observer.update(&record).map_err(recording("an update"))?;
                 if record.loss.is_finite() {
                     Ok(())
@@ -269,11 +311,37 @@ impl<'a> Training<'a> {
         let loss = self.pipeline.evaluate(batches, count)?;
         let time = start.elapsed();
         self.collector.pause(time);
-        let Some(eval_loss) = loss else { return Ok(()) };
+        let Some(eval_loss) = loss.filter(|_| self.reports) else { return Ok(()) };
         self.eval_losses.push(eval_loss);
         let (updates, eval_tokens) = (self.collector.done, self.started.eval_tokens);
         let record = EvaluationRecord { updates, eval_loss, eval_tokens, eval_s: time.as_secs_f64() };
         self.observer.evaluation(&record).map_err(recording("an evaluation"))
+    }
+
+    /// Puts what the other processes counted into the summary of the one that reports, and gives theirs to it. Their weights, if they are to be saved.
+    fn gather(&self, member: &Member, summary: &mut Summary) -> Result<Vec<Rank>, RunError> {
+        let (manifest, save) = (self.pipeline.manifest, self.options.save.is_some());
+        let own = &self.pipeline.ranks[0];
+        if !self.reports {
+            let stages = own.stages.iter().map(|s| (s.index, summary.stages[s.index])).collect();
+            member.give(manifest, &Counted { rank: summary.ranks[0], stages }, own, save)?;
+            return Ok(Vec::new());
+        }
+        let (mut ranks, mut others) = (Vec::new(), Vec::new());
+        for id in (0..manifest.memory.len() as u32).map(RankId) {
+            if id == own.id {
+                ranks.push(summary.ranks[0]);
+                continue;
+            }
+            let counted = member.take(id)?;
+            ranks.push(counted.rank);
+            counted.stages.into_iter().for_each(|(index, stage)| summary.stages[index] = stage);
+            if save {
+                others.push(member.take_weights(manifest, id, self.collector.done)?);
+            }
+        }
+        summary.ranks = ranks;
+        Ok(others)
     }
 
     fn summary(&self) -> Summary {
@@ -300,7 +368,8 @@ impl<'a> Training<'a> {
         let manifest = self.pipeline.manifest;
         let replayed = replay::bubbles(&manifest.program, times);
         let cores_suffice = self.pipeline.ranks.len() <= cores();
-        let one = |(i, rank): (usize, &Rank)| {
+        let one = |rank: &Rank| {
+            let i = rank.id.index();
             let busy_s = rank.busy_ns as f64 * 1e-9;
             RankSummary {
                 allocated_bytes: rank.arena.bytes(),
@@ -312,7 +381,7 @@ impl<'a> Training<'a> {
                 bubble_predicted: manifest.proved.bubble[i],
             }
         };
-        self.pipeline.ranks.iter().enumerate().map(one).collect()
+        self.pipeline.ranks.iter().map(one).collect()
     }
 
     fn stages(&self) -> Vec<StageSummary> {

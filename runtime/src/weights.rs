@@ -131,7 +131,7 @@ fn unwritable(path: &Path, error: &std::io::Error) -> RunError {
 ///
 /// # Errors
 /// When the file can't be written.
-pub fn save(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> Result<(), RunError> {
+pub fn save(path: &Path, manifest: &Manifest, ranks: &[&Rank], step: u64) -> Result<(), RunError> {
     let temporary = temporary(path);
     let written = write(&temporary, manifest, ranks, step).and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
@@ -141,7 +141,7 @@ pub fn save(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> Resu
     written.map_err(|e| unwritable(path, &e))
 }
 
-fn write(path: &Path, manifest: &Manifest, ranks: &[Rank], step: u64) -> std::io::Result<()> {
+fn write(path: &Path, manifest: &Manifest, ranks: &[&Rank], step: u64) -> std::io::Result<()> {
     let header = header(manifest, step);
     let mut out = BufWriter::new(File::create(path)?);
     out.write_all(&(header.len() as u64).to_le_bytes())?;

@@ -14,7 +14,8 @@ type Files = BTreeMap<String, Vec<u8>>;
 fn bundle() -> Bundle {
     let manifest = toy::manifest(toy(Schedule::Async, 2, 2));
     let exports: Vec<(u32, u64)> = (0..manifest.kernels.len() as u32).map(|k| (k, u64::from(k) * 8)).collect();
-    let image = |s: u32| Image { stage: StageId(s), code: vec![0xc3 + s as u8; 64], exports: exports.clone() };
+    let image =
+        |s: u32| Image { stage: StageId(s), code: vec![0xc3 + s as u8; 64], exports: exports.clone(), cubin: None };
     Bundle { images: vec![image(0), image(1)], manifest }
 }
 

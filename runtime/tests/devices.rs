@@ -4,6 +4,8 @@
 use crate::toy::{self, Log, Place, Schedule, Toy, emulator, saved, toy};
 use artifact::ids::RankId;
 use runtime::device::emulated::{Accident, Emulation, Injected, World};
+use runtime::member::Member;
+use runtime::store::Store;
 use runtime::{RunError, RunOptions, StopFlag, Summary};
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,6 +134,59 @@ fn ranks_stop_when_a_peer_dies() {
             assert!(said.contains(&format!("rank {rank} is gone")), "{said}");
             assert!(said.contains("it waited for rank ") && said.contains(" of micro-batch "), "{said}");
         }
+    }
+}
+
+/// Runs each rank as a process of its own would: a run with a store between them, of which only devices are shared. None: it died.
+fn processes(toy: Toy, emulation: Emulation, updates: u64) -> Vec<Option<(Result<Summary, RunError>, Log, Place)>> {
+    let manifest = toy::manifest(toy);
+    let world = World::new(&manifest, Arc::new(toy::kernels(&manifest)), emulation);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    std::thread::scope(|scope| {
+        let start = |rank| {
+            let (manifest, world) = (&manifest, &world);
+            scope.spawn(move || {
+                let (place, mut log) = (Place::new(), Log::default());
+                let mut options = place.options(updates);
+                options.eval = vec![place.path("text")];
+                options.save = Some(place.path("w.safetensors"));
+                // The clock moves whenever no process that has come waits for anything but a later one.
+                options.device.deadline = Duration::from_secs(u64::MAX / 2);
+                let store = Store::join("127.0.0.1", port, RankId(rank), Duration::from_secs(60)).unwrap();
+                options.member = Some(Arc::new(Member { rank: RankId(rank), local: rank, store }));
+                (runtime::run_on(manifest, world, &options, &mut log), log, place)
+            })
+        };
+        let threads: Vec<_> = (0..manifest.memory.len() as u32).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().ok()).collect()
+    })
+}
+
+#[test]
+fn a_process_for_each_rank_gives_the_same_bits_and_one_reports() {
+    let toy = Toy { boundary: Some(4), ..toy(Schedule::Async, 4, 2) };
+    let expected = emulator::train(toy, 9, SEED);
+    let mut runs = processes(toy, Emulation::default(), 9);
+    let (last, log, place) = runs.pop().flatten().unwrap();
+    let summary = last.unwrap();
+    assert_eq!(log.losses(), expected.losses);
+    assert_eq!(log.evaluations.len(), 4);
+    assert_eq!(saved(&place.path("w.safetensors")), expected.weights, "weights of all processes");
+    let drift: Vec<u64> = summary.stages.iter().map(|s| s.drift_max_seen).collect();
+    assert_eq!((drift, summary.ranks.len()), (expected.drift_max, 4), "counts of all processes");
+    for (run, log, place) in runs.into_iter().map(Option::unwrap) {
+        assert!(run.unwrap().updates == 9 && log.updates.is_empty() && log.evaluations.is_empty());
+        assert!(!place.path("w.safetensors").exists());
+    }
+}
+
+#[test]
+fn a_process_that_dies_ends_the_others_with_its_name() {
+    let injected = Some(Injected { rank: RankId(1), exchanges: 7, what: Accident::Death });
+    let runs = processes(toy(Schedule::Async, 4, 2), Emulation { injected, ..Emulation::default() }, 1 << 20);
+    for (rank, run) in runs.into_iter().enumerate().filter(|(rank, _)| *rank != 1) {
+        let said = run.unwrap().0.unwrap_err().to_string();
+        assert!(said.contains("rank 1 is gone"), "rank {rank}: {said}");
     }
 }
 

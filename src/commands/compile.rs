@@ -20,7 +20,7 @@ pub fn run(args: &Compile) -> Result<(), Failure> {
         .output
         .as_ref()
         .ok_or_else(|| Failure::Usage("compile needs -o DIR for the bundle, or --emit to print a level".to_owned()))?;
-    let made = bundle::make(bundle::manifest(&source, &args.spec, &analysed), &analysed)?;
+    let made = bundle::make(bundle::manifest(&source, &args.spec, &analysed), &analysed, args.ptxas.as_deref())?;
     runtime::bundle_dir::write(output, &made).map_err(|e| Failure::file("write", output, e))?;
     let code: usize = made.images.iter().map(|i| i.code.len()).sum();
     output::write(&format!(

@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::report::bytes;
 use artifact::bundle::Bundle;
-use artifact::program::{Call, Manifest, Param, Place, Stage};
+use artifact::program::{Call, Image, Manifest, Param, Place, Stage};
 use std::fmt::Write;
 
 pub fn run(args: &BundleArg) -> Result<(), Failure> {
@@ -45,8 +45,17 @@ fn stages(out: &mut String, bundle: &Bundle) {
             bundle.manifest.proved.drift_max[index],
             bundle.manifest.proved.delay_max[index],
             stage.bodies.f.len(),
-            bytes(bundle.images[index].code.len() as u64),
+            code(&bundle.images[index]),
         );
+    }
+}
+
+/// Sizes of a stage's code.
+fn code(image: &Image) -> String {
+    let size = bytes(image.code.len() as u64);
+    match &image.cubin {
+        Some(cubin) => format!("{size} of PTX, {} by {}", bytes(cubin.code.len() as u64), cubin.assembler),
+        None => size,
     }
 }
 

@@ -2,26 +2,64 @@
 
 use crate::cli::Run;
 use crate::failure::Failure;
+use crate::launch::{self, Launch};
 use crate::output;
 use crate::report::percent;
 use artifact::bundle::Bundle;
+use artifact::ids::RankId;
 use artifact::program::Manifest;
 use runtime::device::pipeline::DeviceOptions;
+use runtime::member::Member;
 use runtime::metrics::Metrics;
 use runtime::progress::Progress;
+use runtime::store::Store;
 use runtime::{Inputs, Observer, RunError, RunOptions, StopFlag, Summary};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub fn run(args: &Run) -> Result<(), Failure> {
+    let launch = launch::read(|name| std::env::var(name).ok()).map_err(Failure::Usage)?;
     let (bundle, inputs, mut options) = prepare(args)?;
-    // From here on: while code is generated, Ctrl-C ends the program at once.
-    options.stop = StopFlag::on_ctrl_c().map_err(|e| Failure::Outside(format!("cannot watch for Ctrl-C: {e}")))?;
-    let mut observers: Vec<Box<dyn Observer>> = vec![Box::new(Progress::stderr())];
-    if let Some(path) = &args.metrics {
+    match launch {
+        // Ctrl-C ends such a process at once, and the others are told.
+        Some(launch) => options.member = Some(Arc::new(member(&launch, &bundle.manifest, options.device.deadline)?)),
+        // From here on: while code is generated, Ctrl-C ends the program at once.
+        None => {
+            let watched = StopFlag::on_ctrl_c();
+            options.stop = watched.map_err(|e| Failure::Outside(format!("cannot watch for Ctrl-C: {e}")))?;
+        }
+    }
+    let reports =
+        options.member.as_ref().is_none_or(|member| Some(&member.rank) == bundle.manifest.program.rank_of_stage.last());
+    let mut observers: Vec<Box<dyn Observer>> = Vec::new();
+    if reports {
+        observers.push(Box::new(Progress::stderr()));
+    }
+    if let Some(path) = args.metrics.as_ref().filter(|_| reports) {
         observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
     }
     let summary = runtime::run(&bundle, &inputs, &options, &mut observers).map_err(failure)?;
-    output::write(&closing(&summary))
+    if reports { output::write(&closing(&summary)) } else { Ok(()) }
+}
+
+/// This process's part in a run that a launcher started.
+fn member(launch: &Launch, manifest: &Manifest, deadline: Duration) -> Result<Member, Failure> {
+    let (ranks, target) = (manifest.memory.len(), &manifest.cpu);
+    if !runtime::cpu::is_gpu(target) {
+        return Err(Failure::Usage(format!(
+            "a launcher started {} processes, and a run for `{target}` has one: start it without the launcher",
+            launch.ranks
+        )));
+    }
+    if launch.ranks as usize != ranks {
+        return Err(Failure::Usage(format!(
+            "a launcher started {} processes, and the pipeline has {ranks} ranks: start {ranks}, or one without a launcher",
+            launch.ranks
+        )));
+    }
+    let rank = RankId(launch.rank);
+    let store = Store::join(&launch.host, launch.port, rank, deadline).map_err(Failure::Outside)?;
+    Ok(Member { rank, local: launch.local, store })
 }
 
 fn failure(error: RunError) -> Failure {
@@ -55,7 +93,7 @@ fn compiled(args: &Run) -> Result<(Bundle, Inputs, RunOptions), Failure> {
     let manifest = crate::bundle::manifest(&source, &args.spec, &analysed);
     let options = options(args, &manifest)?;
     let inputs = Inputs::read(&manifest, &options).map_err(failure)?;
-    Ok((crate::bundle::make(manifest, &analysed)?, inputs, options))
+    Ok((crate::bundle::make(manifest, &analysed, None)?, inputs, options))
 }
 
 #[cfg(not(feature = "codegen"))]
@@ -90,6 +128,7 @@ fn options(args: &Run, manifest: &Manifest) -> Result<RunOptions, Failure> {
         save: args.save.clone(),
         stop: StopFlag::default(),
         device: DeviceOptions { deadline: Duration::from_secs(args.deadline_s) },
+        member: None,
     })
 }
 

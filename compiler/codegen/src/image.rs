@@ -45,7 +45,7 @@ pub fn used(stage: &Stage) -> Vec<u32> {
 
 /// Links kernels, given with their index, to one image.
 pub fn link(stage: StageId, kernels: &[(u32, &KernelObject)]) -> Result<Image, CodegenError> {
-    let mut image = Image { stage, code: Vec::new(), exports: Vec::new() };
+    let mut image = Image { stage, code: Vec::new(), exports: Vec::new(), cubin: None };
     for (index, kernel) in kernels {
         let entry = add(&mut image.code, kernel).map_err(|e| CodegenError::new(&kernel.kernel, "image", e))?;
         image.exports.push((*index, entry as u64));

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `manifest.json` | [`FORMAT`], the [`Manifest`], and where each image's kernels start |
 //! | `stage-N.image` | machine code of stage N, nothing else: `objdump -b binary` reads it |
+//! | `stage-N.cubin` | the same code of stage N for one GPU architecture, if `stage-N.image` is PTX and an assembler was found |
 //! | `checksums` | a line per file above, `BLAKE3 in hex, two spaces, name`, in that order: `b3sum --check` reads it |
 //!
 //! No time, path or host name goes in: the same input gives the same bytes.
@@ -17,7 +18,7 @@
 //! bytes are, the answer is a bundle or a [`BundleError`]; nothing is allocated that the files' own sizes don't bound.
 
 use crate::ids::StageId;
-use crate::program::{Image, Manifest};
+use crate::program::{Cubin, Image, Manifest};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 use std::io;
@@ -79,6 +80,16 @@ struct ManifestFileRef<'a> {
 struct ImageRef<'a> {
     stage: StageId,
     exports: &'a [(u32, u64)],
+    /// What assembled its cubin, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    assembler: Option<&'a str>,
+}
+
+impl<'a> ImageRef<'a> {
+    fn new(image: &'a Image) -> ImageRef<'a> {
+        let assembler = image.cubin.as_ref().map(|cubin| cubin.assembler.as_str());
+        ImageRef { stage: image.stage, exports: &image.exports, assembler }
+    }
 }
 
 #[derive(Deserialize)]
@@ -91,6 +102,8 @@ struct ManifestFile {
 struct ImageEntry {
     stage: StageId,
     exports: Vec<(u32, u64)>,
+    #[serde(default)]
+    assembler: Option<String>,
 }
 
 /// Checks what a run relies on in a manifest, as far as it doesn't concern the images.
@@ -114,14 +127,21 @@ pub fn image_name(stage: StageId) -> String {
     format!("stage-{stage}.image")
 }
 
+/// Name of a stage's file with machine code of a GPU.
+pub fn cubin_name(stage: StageId) -> String {
+    format!("stage-{stage}.cubin")
+}
+
 impl Bundle {
     /// The bundle as (file name, bytes), the list of checksums last.
     pub fn to_files(&self) -> Vec<(String, Vec<u8>)> {
-        let images = self.images.iter().map(|i| ImageRef { stage: i.stage, exports: &i.exports }).collect();
+        let images = self.images.iter().map(ImageRef::new).collect();
         let file = ManifestFileRef { format: FORMAT, manifest: &self.manifest, images };
         let json = serde_json::to_vec(&file).expect("a manifest has string keys only");
         let mut files = vec![(MANIFEST.to_string(), json)];
         files.extend(self.images.iter().map(|i| (image_name(i.stage), i.code.clone())));
+        let cubins = self.images.iter().filter_map(|i| Some((cubin_name(i.stage), i.cubin.as_ref()?.code.clone())));
+        files.extend(cubins);
         let mut list = String::new();
         for (name, bytes) in &files {
             writeln!(list, "{}  {name}", blake3::hash(bytes).to_hex()).expect("a String takes any text");
@@ -147,6 +167,7 @@ impl Bundle {
         let mut open = |file: &str| read(file).map_err(|source| BundleError::Read { file: file.to_string(), source });
         let listed = parse_checksums(&open(CHECKSUMS)?)?;
         let mut contents = Vec::with_capacity(listed.len());
+        let stages = listed.iter().filter(|(name, _)| name.ends_with(".image")).count();
         for (name, hash) in listed {
             let bytes = open(&name)?;
             if blake3::hash(&bytes).to_hex().as_str() != hash {
@@ -156,23 +177,33 @@ impl Bundle {
         }
         let mut contents = contents.into_iter();
         let json = contents.next().expect("parse_checksums puts the manifest first");
-        let bundle = assemble(&json, contents.collect())?;
+        let codes = contents.by_ref().take(stages).collect();
+        let bundle = assemble(&json, codes, contents.collect())?;
         bundle.check()?;
         Ok(bundle)
     }
 }
 
-/// The list of checksums as (name, hash in hex): the manifest first, then `stage-0.image` and so on without a gap.
+/// The list of checksums as (name, hash in hex): the manifest first, then `stage-0.image` and so on without a gap; then no cubin, or likewise one of each stage.
 /// Only the exact text that [`Bundle::to_files`] writes is accepted.
 fn parse_checksums(bytes: &[u8]) -> Result<Vec<(String, String)>, BundleError> {
     let wrong = |what: String| BundleError::Checksums { what };
     let text = std::str::from_utf8(bytes).map_err(|_| wrong("it is not text".into()))?;
     let body = text.strip_suffix('\n').ok_or_else(|| wrong("its last line was cut".into()))?;
-    let mut listed = Vec::new();
+    let mut listed: Vec<(String, String)> = Vec::new();
+    // Images listed, once the first cubin has come.
+    let mut stages = None;
     for (i, line) in body.split('\n').enumerate() {
-        let expected = if i == 0 { MANIFEST.to_string() } else { image_name(StageId(i as u32 - 1)) };
         let (hash, name) =
             line.split_once("  ").ok_or_else(|| wrong(format!("line {} is not `checksum  name`", i + 1)))?;
+        if i > 1 && name == cubin_name(StageId(0)) {
+            stages.get_or_insert(i - 1);
+        }
+        let expected = match (i, stages) {
+            (0, _) => MANIFEST.to_string(),
+            (_, None) => image_name(StageId(i as u32 - 1)),
+            (_, Some(stages)) => cubin_name(StageId((i - 1 - stages) as u32)),
+        };
         if name != expected {
             return Err(wrong(format!("line {} should be about `{expected}`", i + 1)));
         }
@@ -181,11 +212,14 @@ fn parse_checksums(bytes: &[u8]) -> Result<Vec<(String, String)>, BundleError> {
     if listed.len() < 2 {
         return Err(wrong("it lists no stage image".into()));
     }
+    if stages.is_some_and(|stages| listed.len() != 1 + 2 * stages) {
+        return Err(wrong("it does not list a cubin of every stage".into()));
+    }
     Ok(listed)
 }
 
-/// The bundle of a manifest file and the code of its stages, in stage order.
-fn assemble(json: &[u8], codes: Vec<Vec<u8>>) -> Result<Bundle, BundleError> {
+/// The bundle of a manifest file, the code of its stages, and their cubins if there are any; in stage order.
+fn assemble(json: &[u8], codes: Vec<Vec<u8>>, cubins: Vec<Vec<u8>>) -> Result<Bundle, BundleError> {
     let syntax = |e: serde_json::Error| BundleError::Syntax { what: e.to_string() };
     let header: Header = serde_json::from_slice(json).map_err(syntax)?;
     if header.format != FORMAT {
@@ -199,7 +233,14 @@ fn assemble(json: &[u8], codes: Vec<Vec<u8>>) -> Result<Bundle, BundleError> {
     if let Some((i, _)) = file.images.iter().enumerate().find(|(i, image)| image.stage.index() != *i) {
         return Err(structure(format!("image {i} is listed for another stage")));
     }
-    let images = file.images.into_iter().zip(codes);
-    let images = images.map(|(entry, code)| Image { stage: entry.stage, code, exports: entry.exports }).collect();
+    if file.images.iter().filter(|image| image.assembler.is_some()).count() != cubins.len() {
+        return Err(structure(format!("it does not describe the {} cubins that there are", cubins.len())));
+    }
+    let mut cubins = cubins.into_iter();
+    let image = |(entry, code): (ImageEntry, _)| {
+        let cubin = entry.assembler.and_then(|assembler| Some(Cubin { assembler, code: cubins.next()? }));
+        Image { stage: entry.stage, code, exports: entry.exports, cubin }
+    };
+    let images = file.images.into_iter().zip(codes).map(image).collect();
     Ok(Bundle { manifest: file.manifest, images })
 }

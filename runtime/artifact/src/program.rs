@@ -330,4 +330,14 @@ pub struct Image {
     pub code: Vec<u8>,
     /// (index into [`Manifest::kernels`], byte offset in `code`), ascending.
     pub exports: Vec<(u32, u64)>,
+    /// The same PTX as machine code of the bundle's chip, where an assembler was found.
+    pub cubin: Option<Cubin>,
+}
+
+/// An ELF file for one GPU architecture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cubin {
+    /// What assembled it, e.g. `ptxas 13.0.88`.
+    pub assembler: String,
+    pub code: Vec<u8>,
 }

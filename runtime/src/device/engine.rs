@@ -8,6 +8,7 @@ use crate::control::{Control, Failure, GivenUp};
 use crate::device::order::Side;
 use crate::device::{Command, Device, Fault, GRAPHS_MAX, Move, PARTS_MAX, Room, Stream};
 use crate::executor::{Engine, Report, Ring, Transfer};
+use crate::member::Member;
 use crate::rank::Rank;
 use crate::reports::Reports;
 use crate::versions::Slots;
@@ -21,11 +22,12 @@ const STAGING_ALIGN: usize = 64;
 
 const RINGS: [Ring; 6] = [Ring::RecvF, Ring::SendF, Ring::RecvB, Ring::SendB, Ring::RecvG, Ring::SendG];
 
-/// Events that belong to no slot: of the streams' forks and joins in graphs, and of each part's end.
+/// Events that belong to no slot: of the streams' forks and joins in graphs, and of each part's end on either stream (what is left of one part
+/// must not write its marks into the next's).
 const FORK: usize = 0;
 const JOIN: usize = 1;
 const ENDS: usize = 2;
-const SLOT_EVENTS: usize = ENDS + PARTS_MAX;
+const SLOT_EVENTS: usize = ENDS + 2 * PARTS_MAX;
 
 /// How a rank's events are numbered, and what a device needs room for.
 #[derive(Clone, Debug)]
@@ -131,6 +133,8 @@ pub struct Enqueuer<'a> {
     control: &'a Control<'a>,
     reports: Option<&'a Reports>,
     deadline: Duration,
+    /// Who tells that another process has failed.
+    member: Option<&'a Member>,
     part: Part,
     flight: VecDeque<Part>,
     /// By event: the part that recorded it last.
@@ -151,6 +155,7 @@ impl<'a> Enqueuer<'a> {
         control: &'a Control<'a>,
         reports: Option<&'a Reports>,
         deadline: Duration,
+        member: Option<&'a Member>,
     ) -> Self {
         attached.device.working(true);
         let stages = manifest.stages.iter().filter(|s| s.rank == id);
@@ -161,6 +166,7 @@ impl<'a> Enqueuer<'a> {
             control,
             reports,
             deadline,
+            member,
             part: Part::default(),
             flight: VecDeque::new(),
             recorded: vec![None; attached.layout.room.events],
@@ -226,7 +232,7 @@ impl<'a> Enqueuer<'a> {
         if self.part.commands.is_empty() {
             return Ok(());
         }
-        let end = ENDS + self.part.number % PARTS_MAX;
+        let ends = ends(self.part.number);
         let fork = self.part.commands.iter().any(|c| matches!(c, Command::Exchange(_)));
         if self.attached.device.captures() && fork {
             let start = [Command::Record(Stream::Compute, FORK), Command::Wait(Stream::Transfers, FORK)];
@@ -237,7 +243,7 @@ impl<'a> Enqueuer<'a> {
         for stream in [0, 1] {
             self.attached.device.set_mark(self.word(stream), 0);
         }
-        if let Err(fault) = self.enqueue(end) {
+        if let Err(fault) = self.enqueue(ends) {
             // What was gathered is what the rank is at.
             self.flight.push_back(std::mem::take(&mut self.part));
             return Err(self.fail(fault));
@@ -251,7 +257,7 @@ impl<'a> Enqueuer<'a> {
     }
 
     /// Hands the part's commands to the device, as a graph where that works.
-    fn enqueue(&mut self, end: usize) -> Result<(), Fault> {
+    fn enqueue(&mut self, ends: [usize; 2]) -> Result<(), Fault> {
         let attached = &mut *self.attached;
         let known = attached.graphs.get(&self.part.commands).copied();
         let graph = match known {
@@ -270,7 +276,10 @@ impl<'a> Enqueuer<'a> {
             Some(_) => (attached.launched + 1, attached.enqueued),
             None => (attached.launched, attached.enqueued + 1),
         };
-        attached.device.enqueue(&[Command::Record(Stream::Compute, end)])
+        let [computed, moved] = ends;
+        attached
+            .device
+            .enqueue(&[Command::Record(Stream::Compute, computed), Command::Record(Stream::Transfers, moved)])
     }
 
     /// Enqueues what is left and waits for all of it. The sum of an evaluation's losses.
@@ -298,13 +307,16 @@ impl<'a> Enqueuer<'a> {
         let start = self.attached.device.now();
         let mut moved = start;
         loop {
-            match self.attached.device.happened(ENDS + number % PARTS_MAX) {
+            match self.ended(number) {
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(fault) => return Err(self.fail(fault)),
             }
             if self.control.failed() {
                 return Err(self.give_up());
+            }
+            if let Some(what) = self.member.and_then(|member| member.store.failure()) {
+                return Err(self.fail(Fault::Peer(self.id, what)));
             }
             let (marks, now) = (self.marks(number), self.attached.device.now());
             if marks != seen {
@@ -318,6 +330,11 @@ impl<'a> Enqueuer<'a> {
         let part = self.flight.pop_front().expect("seen above");
         self.take(&part);
         Ok(())
+    }
+
+    fn ended(&mut self, number: usize) -> Result<bool, Fault> {
+        let [computed, moved] = ends(number);
+        Ok(self.attached.device.happened(computed)? && self.attached.device.happened(moved)?)
     }
 
     /// Puts losses into the reports that wait for them, and sends those.
@@ -450,6 +467,12 @@ impl Drop for Enqueuer<'_> {
         }
         self.attached.device.working(false);
     }
+}
+
+/// The events of a part's end, by stream.
+fn ends(number: usize) -> [usize; 2] {
+    let first = ENDS + 2 * (number % PARTS_MAX);
+    [first, first + 1]
 }
 
 enum Waiting {

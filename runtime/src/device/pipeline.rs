@@ -6,6 +6,7 @@ use crate::device::order::{Order, Step};
 use crate::device::{Device, Fault, Room};
 use crate::error::RunError;
 use crate::executor::{Shared, Worker};
+use crate::member::Member;
 use crate::rank::Rank;
 use crate::reports::Reports;
 use crate::segment::guarded;
@@ -13,6 +14,7 @@ use crate::weights;
 use artifact::ids::RankId;
 use artifact::program::Manifest;
 use artifact::stream::{Instr, Op, Program, Stream};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a run on devices may choose.
@@ -47,6 +49,8 @@ pub trait Machine: Sync {
 pub struct Devices {
     attached: Vec<Attached>,
     options: DeviceOptions,
+    /// In a run of several processes: this one's part.
+    member: Option<Arc<Member>>,
     /// The streams of an evaluation.
     forward: Vec<Stream>,
 }
@@ -70,6 +74,7 @@ impl Devices {
         machine: &dyn Machine,
         ranks: &[Rank],
         options: DeviceOptions,
+        member: Option<Arc<Member>>,
     ) -> Result<Devices, RunError> {
         let attach = &|rank: &Rank| {
             let layout = Layout::new(manifest, rank.id);
@@ -88,7 +93,7 @@ impl Devices {
             threads.into_iter().map(|t| t.join().expect("attaching a device doesn't panic")).collect()
         });
         let attached = attached.into_iter().collect::<Result<_, RunError>>()?;
-        Ok(Devices { attached, options, forward: forward(&manifest.program) })
+        Ok(Devices { attached, options, member, forward: forward(&manifest.program) })
     }
 
     /// Runs a segment's training; returns when every rank has ended. Failures are recorded in the control.
@@ -131,9 +136,9 @@ impl Devices {
         ranks: &[Rank],
         reports: Option<&'a Reports>,
     ) -> Vec<Enqueuer<'a>> {
-        let deadline = self.options.deadline;
+        let (deadline, member) = (self.options.deadline, self.member.as_deref());
         let engine = |(rank, attached): (&Rank, &'a mut Attached)| {
-            Enqueuer::new(shared.manifest, rank.id, attached, shared.control, reports, deadline)
+            Enqueuer::new(shared.manifest, rank.id, attached, shared.control, reports, deadline, member)
         };
         ranks.iter().zip(&mut self.attached).map(engine).collect()
     }

@@ -105,7 +105,7 @@ fn take<'d>(next: &AtomicUsize, devices: &'d [DeviceKernel]) -> Option<(usize, &
 /// objects for the emulator, one after the other.
 pub fn images(codes: &[DeviceCode], stages: &[Stage]) -> Result<Vec<Image>, CodegenError> {
     let one = |stage: &Stage| {
-        let mut made = Image { stage: stage.stage, code: Vec::new(), exports: Vec::new() };
+        let mut made = Image { stage: stage.stage, code: Vec::new(), exports: Vec::new(), cubin: None };
         for index in image::used(stage) {
             let code = codes.get(index as usize).ok_or_else(|| {
                 CodegenError::new(

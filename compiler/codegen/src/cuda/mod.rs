@@ -22,6 +22,7 @@
 //!
 //! Tests run the LLVM IR that the PTX is made from on the CPU, where 1, 2 and 4 are checked at every step.
 
+mod assemble;
 mod child;
 mod code;
 mod compile;
@@ -30,6 +31,7 @@ mod kernels;
 mod lower;
 
 pub use artifact::program::Launch;
+pub use assemble::Assembler;
 pub use child::{Generator, Running, serve};
 pub use compile::{DeviceCode, compile_emulated, compile_kernels, images};
 pub use lower::{PIPELINE, assembly, emulated_object, features, llvm_text};

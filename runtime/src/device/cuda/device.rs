@@ -37,18 +37,19 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Loads the images of a rank's stages.
+    /// Loads the images of a rank's stages: the machine code, where there is some that the GPU runs, else the PTX.
     ///
     /// # Errors
     /// What the driver's assembler says, or which kernel is missing.
-    pub fn load(gpu: &Gpu, bundle: &Bundle, rank: RankId) -> Result<Functions, String> {
+    pub fn load(gpu: &Gpu, bundle: &Bundle, rank: RankId, cubins: bool) -> Result<Functions, String> {
         let (mut table, mut modules) = (HashMap::new(), Vec::new());
         for image in &bundle.images {
             let stage = image.stage.index();
             if bundle.manifest.stages[stage].rank != rank {
                 continue;
             }
-            let module = gpu.load(&image.code).map_err(|e| format!("the code of stage {stage} does not load: {e}"))?;
+            let code = image.cubin.as_ref().filter(|_| cubins).map_or(&image.code, |cubin| &cubin.code);
+            let module = gpu.load(code).map_err(|e| format!("the code of stage {stage} does not load: {e}"))?;
             for &(kernel, _) in &image.exports {
                 let launches = &bundle.manifest.kernels[kernel as usize].launches;
                 let one = |l: &artifact::program::Launch| Ok((module.function(&l.entry)?, l.grid, l.threads));
@@ -193,6 +194,9 @@ impl OnGpu {
 fn neighbours(manifest: &Manifest, rank: RankId) -> BTreeSet<u32> {
     let program = &manifest.program;
     let mut found = BTreeSet::new();
+    let own = (0..program.rank_of_stage.len()).filter(|&stage| program.rank_of_stage[stage] == rank);
+    // The other end of a tied table.
+    found.extend(own.filter_map(|stage| program.partner(stage)).map(|stage| program.rank_of_stage[stage].0));
     for border in 0..program.rank_of_stage.len().saturating_sub(1) {
         let (a, b) = (program.rank_of_stage[border], program.rank_of_stage[border + 1]);
         if a != b && (a == rank || b == rank) {

@@ -15,6 +15,7 @@ use crate::device::cuda::nccl::{Nccl, UniqueId};
 use crate::device::pipeline::Machine;
 use crate::device::{Device, Fault, Room};
 use crate::error::RunError;
+use crate::member::Member;
 use artifact::bundle::Bundle;
 use artifact::ids::RankId;
 use artifact::program::Manifest;
@@ -33,6 +34,8 @@ pub struct Cuda<'b> {
     ordinals: Vec<Ordinal>,
     transport: Transport,
     deadline: Duration,
+    /// In a run of several processes: this one's part.
+    member: Option<Arc<Member>>,
 }
 
 /// How the ranks' transfers go.
@@ -42,6 +45,24 @@ enum Transport {
     /// All ranks are on one GPU.
     Local(Arc<Board<EventHandle>>),
     Nccl(Arc<Nccl>, UniqueId),
+}
+
+impl Transport {
+    /// NCCL with a new communicator; its id goes from rank 0 to the other processes.
+    fn nccl(member: Option<&Arc<Member>>) -> Result<Transport, String> {
+        let nccl = Nccl::load()?;
+        let id = match member {
+            Some(member) if member.rank.0 > 0 => {
+                let id = member.store.get("nccl")?;
+                id.try_into().map_err(|_| "rank 0 runs another version of this program".to_owned())?
+            }
+            _ => nccl.unique_id()?,
+        };
+        if let Some(member) = member.filter(|member| member.rank.0 == 0) {
+            member.store.put("nccl", &id)?;
+        }
+        Ok(Transport::Nccl(Arc::new(nccl), id))
+    }
 }
 
 /// What a bundle's code is for.
@@ -67,6 +88,11 @@ impl Chip {
         let wanted = (self.major, self.minor);
         if self.exact { capability == wanted } else { capability >= wanted }
     }
+
+    /// Whether it runs machine code for the chip: of the same generation only.
+    fn assembled_for(self, capability: (u32, u32)) -> bool {
+        self.runs_on(capability) && capability.0 == self.major
+    }
 }
 
 fn missing(what: impl Into<String>) -> RunError {
@@ -78,7 +104,7 @@ impl<'b> Cuda<'b> {
     ///
     /// # Errors
     /// One sentence: no driver, no GPU, too few, one that can't run the code, no NCCL where it is needed.
-    pub fn new(bundle: &'b Bundle, deadline: Duration) -> Result<Cuda<'b>, RunError> {
+    pub fn new(bundle: &'b Bundle, deadline: Duration, member: Option<Arc<Member>>) -> Result<Cuda<'b>, RunError> {
         let target = &bundle.manifest.cpu;
         let chip = Chip::parse(target).ok_or_else(|| missing(format!("the bundle's target `{target}` is no GPU")))?;
         let driver = Driver::load()
@@ -89,17 +115,21 @@ impl<'b> Cuda<'b> {
                 ))
             })?;
         let (ranks, gpus) = (bundle.manifest.memory.len() as u32, driver.count());
-        let ordinals = place(ranks, gpus).map_err(missing)?;
-        let transport = match (ranks, gpus) {
-            (1, _) => Transport::None,
-            (_, 1) => Transport::Local(Arc::new(Board::new())),
-            _ => {
-                let nccl = Nccl::load().map_err(missing)?;
-                let id = nccl.unique_id().map_err(missing)?;
-                Transport::Nccl(Arc::new(nccl), id)
+        let (ordinals, transport) = match &member {
+            Some(member) => {
+                let own = place_member(member.local, gpus).map_err(missing)?;
+                (vec![own; ranks as usize], Transport::nccl(Some(member)).map_err(missing)?)
+            }
+            None => {
+                let transport = match (ranks, gpus) {
+                    (1, _) => Transport::None,
+                    (_, 1) => Transport::Local(Arc::new(Board::new())),
+                    _ => Transport::nccl(None).map_err(missing)?,
+                };
+                (place(ranks, gpus).map_err(missing)?, transport)
             }
         };
-        Ok(Cuda { bundle, driver, chip, ordinals, transport, deadline })
+        Ok(Cuda { bundle, driver, chip, ordinals, transport, deadline, member })
     }
 
     /// Whether a rank's GPU runs the code and has room for the arenas of all ranks on it.
@@ -138,6 +168,18 @@ fn place(ranks: u32, gpus: u32) -> Result<Vec<Ordinal>, String> {
     }
 }
 
+/// The GPU of a process that is one of several on its machine. A launcher may show each process its own GPU only.
+fn place_member(local: u32, gpus: u32) -> Result<Ordinal, String> {
+    match gpus {
+        0 => Err("the NVIDIA driver finds no GPU on this machine".into()),
+        1 => Ok(0),
+        _ if local < gpus => Ok(local),
+        _ => Err(format!(
+            "this is process {local} (counted from 0) of this machine, which has {gpus} GPUs: start one process for each GPU"
+        )),
+    }
+}
+
 impl Machine for Cuda<'_> {
     fn describe(&self) -> Result<Vec<String>, RunError> {
         let one = |(rank, &ordinal): (usize, &Ordinal)| -> Result<String, String> {
@@ -146,8 +188,9 @@ impl Machine for Cuda<'_> {
             let (major, minor) = gpu.capability()?;
             Ok(format!("rank {rank} on GPU {ordinal}: {}, compute capability {major}.{minor}", gpu.name()))
         };
-        let mut lines: Vec<String> =
-            self.ordinals.iter().enumerate().map(|of| one(of).map_err(missing)).collect::<Result<_, _>>()?;
+        let here = |rank: usize| self.member.as_ref().is_none_or(|member| member.rank.index() == rank);
+        let here = self.ordinals.iter().enumerate().filter(|(rank, _)| here(*rank));
+        let mut lines: Vec<String> = here.map(|of| one(of).map_err(missing)).collect::<Result<_, _>>()?;
         lines.push(match &self.transport {
             Transport::None => "one rank, no transfers".into(),
             Transport::Local(_) => {
@@ -162,7 +205,8 @@ impl Machine for Cuda<'_> {
         let failed = |what: String| missing(format!("rank {rank} can't use its GPU: {what}"));
         let gpu = self.driver.gpu(self.ordinals[rank.index()]).map_err(failed)?;
         self.suits(&gpu, rank).map_err(missing)?;
-        let functions = Functions::load(&gpu, self.bundle, rank).map_err(failed)?;
+        let cubins = self.chip.assembled_for(gpu.capability().map_err(failed)?);
+        let functions = Functions::load(&gpu, self.bundle, rank, cubins).map_err(failed)?;
         let peers = match &self.transport {
             Transport::None => Peers::None,
             Transport::Local(board) => Peers::Local(board.clone()),
@@ -187,6 +231,10 @@ mod tests {
         assert!(runs("cuda:sm_80", (8, 0)) && runs("cuda:sm_80", (9, 0)) && runs("cuda:sm_90", (12, 0)));
         assert!(!runs("cuda:sm_90", (8, 9)) && !runs("cuda:sm_120", (10, 0)));
         assert!(runs("cuda:sm_90a", (9, 0)) && !runs("cuda:sm_90a", (10, 0)));
+        let assembled = |target: &str, capability| Chip::parse(target).unwrap().assembled_for(capability);
+        assert!(
+            assembled("cuda:sm_80", (8, 6)) && !assembled("cuda:sm_80", (9, 0)) && !assembled("cuda:sm_86", (8, 0))
+        );
         assert_eq!((Chip::parse("x86-64-v3"), Chip::parse("cuda:sm_x")), (None, None));
     }
 
@@ -195,6 +243,8 @@ mod tests {
         assert_eq!(place(4, 8), Ok(vec![0, 1, 2, 3]));
         assert_eq!(place(4, 1), Ok(vec![0; 4]));
         assert!(place(1, 0).unwrap_err().contains("no GPU"));
+        assert_eq!((place_member(3, 8), place_member(3, 1)), (Ok(3), Ok(0)));
+        assert!(place_member(2, 2).unwrap_err().contains("start one process for each GPU"));
         assert!(place(4, 2).unwrap_err().contains("4 ranks and this machine 2 GPUs"));
     }
 }
