@@ -14,6 +14,7 @@ usage: python scripts/golden.py          (needs numpy and torch; `make golden`; 
 | double_buffer_k3, double_buffer_k4 | the same, where both read the version before the one that their update is applied to |
 | predict_k1, predict_k4, predict_tau | the same, where the forward pass reads the weights moved on along the last update |
 | double_buffer_ef | double_buffer with updates corrected for their delay, and a drain every 4 updates |
+| stash_dc, double_buffer_dc | stash and double_buffer with gradients compensated for the weights' way (DC-ASGD) |
 | recompute_k1 | the same, where the backward pass runs the forward pass again with the weights as they are |
 
 Every training file holds the parameters of the run, `losses` (f32) and `losses_f64` (the same run in f64). `rounding` is the
@@ -171,6 +172,8 @@ def emulate(history, partition, model, microbatch, accumulate, optimizer, dtype,
         if policy == "recompute":
             _, saved[s, m] = stages[s].forward(*saved[s, m], params)
         dx, grads = stages[s].backward(dy, saved.pop((s, m)), params, 1.0 / tokens_per_update)
+        if "dc_asgd" in optimizer:
+            grads = steppers[s].compensated(grads, params)
         if s > 0:
             sent[s - 1, "B", m] = dx
         drift[s].append(0 if policy == "recompute" else read - version_at_f[s, m])
@@ -404,6 +407,21 @@ def drained_feedback_case(name, accumulate, optimizer, boundary):
     return content | losses_of(f32, f64, 1e-5)
 
 
+def compensated_case(name, accumulate, optimizer, strength, policy):
+    """Gradients compensated for the way of the weights since the forward pass, whose version `policy` keeps."""
+    compensated = optimizer | {"dc_asgd": {"lambda": strength}}
+    run = lambda optimizer, dtype: asynchronous(accumulate, optimizer, dtype, lowest_rank, policy=policy, updates=LONG)[0]
+    f32, f64, plain = run(compensated, torch.float32), run(compensated, torch.float64), run(optimizer, torch.float64)
+    apart = distance(plain, f64)
+    check(f64[-1] < f64[0] - 0.3, f"{name}: the loss moves, {f64[0]:.4f} -> {f64[-1]:.4f}")
+    check(distance(f32, f64) < 5e-6, f"{name}: f32 stays within {distance(f32, f64):.1e} of f64")
+    check(apart > 6e-4, f"{name}: without the correction it would be off by {apart:.1e}")
+    content = run_parameters(SMALL, 2, accumulate, compensated, LONG)
+    content["pipeline"] |= {"ranks": len(FOUR_STAGES), "partition": spec_text(FOUR_STAGES)}
+    content |= {"policy": policy, "drift_max": [0] * len(FOUR_STAGES), "off_by": rounded({"uncorrected": apart})}
+    return content | losses_of(f32, f64, 2e-5)
+
+
 def corrected_case(name, accumulate, optimizer, correction, tolerance=1e-4):
     """Updates corrected for their delay; without the correction the losses must be clearly others."""
     corrected = optimizer | correction
@@ -480,6 +498,8 @@ def main():
     files["predict_k1"] = predicted_case("predict_k1", 1, slow)
     files["predict_k4"] = predicted_case("predict_k4", 4, ADAMW)
     files["predict_tau"] = predicted_case("predict_tau", 4, {**ADAN, "lr": 2e-3}, tau=0.5)
+    files["stash_dc"] = compensated_case("stash_dc", 1, slow, 20000.0, "stash")
+    files["double_buffer_dc"] = compensated_case("double_buffer_dc", 3, ADAMW, 20000.0, "double_buffer")
     files["double_buffer_ef"] = drained_feedback_case("double_buffer_ef", 4, slow, boundary=4)
     for name, content in files.items():
         write(name, content)

@@ -387,6 +387,11 @@ class Optimizer:
                 self.moved_back[name] = w - self.delay * self.change[name]
         self.before = {name: g.clone() for name, g in grads.items()}
 
+    def compensated(self, grads, read):
+        """DC-ASGD: gradients made with the weights `read`, moved on to the weights as they are."""
+        strength = self.spec["dc_asgd"]["lambda"]
+        return {name: g + strength * g * g * (self.params[name] - read[name]) for name, g in grads.items()}
+
     def backward_params(self):
         """What the backward pass reads in place of the weights, if it does. Drift and delay are one in the emulated pipeline."""
         return self.moved_back if "discrepancy" in self.spec.get("pipemare", {}) and self.delay > 0 else {}

@@ -422,6 +422,10 @@ pub fn correction(spec: &Spec, stages: &[StageFacts]) -> Option<Correction> {
             let of = |s: usize| momentum + (stages.len() - 1 - s) as f64 * more / stages.len() as f64;
             Correction::Nesterov { momentum: (0..stages.len()).map(of).collect() }
         }
+        Asked::DelayCompensation { lambda } => {
+            let of = |s: &StageFacts| if s.delay.max > 0 { lambda } else { 0.0 };
+            Correction::DelayCompensation { lambda: stages.iter().map(of).collect() }
+        }
         Asked::PipeMare { anneal, discrepancy } => Correction::PipeMare {
             anneal,
             delay: stages.iter().map(|s| s.delay.mean).collect(),

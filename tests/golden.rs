@@ -42,7 +42,7 @@ impl Golden {
     /// The correction's name and keys.
     fn correction(&self) -> Option<(&'static str, &serde_json::Map<String, Value>)> {
         let keys = |name| Some((name, self.0["optimizer"].get(name)?.as_object()?));
-        ["error_feedback", "nesterov", "pipemare"].into_iter().find_map(keys)
+        ["error_feedback", "nesterov", "pipemare", "dc_asgd"].into_iter().find_map(keys)
     }
 
     fn optimizer(&self) -> String {
@@ -204,6 +204,13 @@ fn a_stash_equals_the_emulator() {
 fn a_double_buffer_equals_the_emulator() {
     by_policy("double_buffer_k3", "pipedream_2bw", [2; 4], [1; 4]);
     by_policy("double_buffer_k4", "pipedream_2bw", [2; 4], [1; 4]);
+}
+
+/// Gradients moved on to the weights as they are; no buffer is added.
+#[test]
+fn compensated_gradients_equal_the_emulator() {
+    by_policy("stash_dc", "pipedream", [4, 3, 2, 1], [3, 2, 1, 0]);
+    by_policy("double_buffer_dc", "pipedream_2bw", [2; 4], [1; 4]);
 }
 
 /// A drain changes nothing that a double buffer reads, so what its updates are corrected for goes on over drains.

@@ -150,6 +150,24 @@ fn older_versions_have_the_same_bits_fused_unfused_and_cut_otherwise() {
     }
 }
 
+/// Gradients compensated for the weights' way: in the last one's kernel or before an update of many calls, over several panels, cut otherwise.
+#[test]
+fn compensated_gradients_have_the_same_bits_fused_unfused_and_cut_otherwise() {
+    let project = Project::new(SPEC);
+    let compensated = "staleness.correction=dc_asgd { lambda = 1e5 }";
+    let stash = ["pipeline.schedule=pipedream", "machine.ranks=4", "pipeline.accumulate=2", compensated];
+    let first = losses(&project, &stash);
+    assert_eq!(losses(&project, &[&stash[..], &["pipeline.fuse=off"]].concat()), first);
+    assert_ne!(losses(&project, &stash[..3]), first);
+    for optimizer in [SPEC_OPTIMIZER, "muon { lr = 1e-2 }"] {
+        let optimizer = format!("optimizer={optimizer}");
+        let long = ["model.context=101", "pipeline.microbatch=11", "model.layers=2", "pipeline.accumulate=2"];
+        let sets = [&long[..], &["pipeline.schedule=pipedream_2bw", compensated, &optimizer]].concat();
+        let first = losses(&project, &sets);
+        assert_eq!(losses(&project, &[&sets[..], &["pipeline.fuse=off", "machine.ranks=2"]].concat()), first);
+    }
+}
+
 /// An update writes its prediction in whichever kernel it runs, and what is evaluated and saved are the weights themselves.
 #[test]
 fn predictions_have_the_same_bits_fused_and_unfused_and_are_not_evaluated() {

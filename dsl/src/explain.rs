@@ -45,6 +45,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0320
     P0330
     P0331
+    P0332
     P0340
     P0343
     P0344

@@ -113,7 +113,7 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
             let written = found.groups.iter().filter(|g| !g.implied).map(|g| &g.optimizer);
             written.chain([&found.optimizer])
         });
-        correction::fits(cx, staleness, found);
+        correction::fits(cx, staleness, pipeline.as_ref().map(|(_, schedule)| schedule), found);
         if let Some(model) = model.as_ref().and_then(Option::as_ref) {
             correction::fits_elements(cx, staleness, model);
         }

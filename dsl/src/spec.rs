@@ -267,6 +267,8 @@ pub enum Correction {
         momentum: f64,
         by_stage: bool,
     },
+    /// By an estimate of what their gradients have missed, from the way of the weights.
+    DelayCompensation { lambda: f64 },
     /// By what is given of two.
     PipeMare {
         /// Learning rates that fall with the delay, in full at first and no more after so many updates.

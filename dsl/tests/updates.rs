@@ -114,6 +114,17 @@ fn weights_by_spec_and_by_schedule() {
         let found = with(schedule, &format!("staleness {{ weights = {weights} }}"));
         assert_eq!(found, (None, vec!["P0219"]), "{schedule} {weights}");
     }
+    for (schedule, weights, expected) in [
+        ("async_1f1b", "stash", &none[..]),
+        ("pipedream_2bw", "double_buffer", &none),
+        ("async_1f1b", "current", &["P0225"]),
+        ("async_1f1b", "predict", &["P0225"]),
+        // Also the remark that one version is kept.
+        ("gpipe", "stash", &["P0240", "P0225"]),
+    ] {
+        let (spec, found) = with(schedule, &format!("staleness {{ weights = {weights}, correction = dc_asgd }}"));
+        assert_eq!((spec.is_some(), &found[..]), (expected.is_empty(), expected), "{schedule} {weights}");
+    }
     // A prediction makes up for staleness by itself, in passes that run once.
     for correction in ["error_feedback", "nesterov", "pipemare { anneal = 9 }", "pipemare { discrepancy = 0.1 }"] {
         let found = with("async_1f1b", &format!("staleness {{ weights = predict, correction = {correction} }}"));

@@ -13,6 +13,7 @@ use crate::hyper::{self, Terms};
 use crate::rank::{Kind, Rank};
 use crate::versions::{self, Slots};
 use artifact::ids::StageId;
+use artifact::optimizer::Correction;
 use artifact::program::{Call, HYPER_LEN, Manifest, Place, Stage, variant};
 use artifact::stream::{Accumulation, Op, Policy};
 use std::cell::Cell;
@@ -351,7 +352,12 @@ impl<'a, E: Engine> Worker<'a, E> {
     fn prepare_gradient(&mut self, local: usize, a: Accumulation, mb: u64) -> Result<(), GivenUp> {
         let seen = self.word(&self.stage(local).io.version_seen, mb);
         self.rank.stages[local].contribute(seen);
-        if a.last { self.write_hyper(local, mb / u64::from(self.shared.manifest.program.accumulate)) } else { Ok(()) }
+        // What compensates each gradient reads a factor of it.
+        let manifest = self.shared.manifest;
+        if a.last || matches!(manifest.correction, Some(Correction::DelayCompensation { .. })) {
+            return self.write_hyper(local, mb / u64::from(manifest.program.accumulate));
+        }
+        Ok(())
     }
 
     fn update(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {

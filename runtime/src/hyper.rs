@@ -55,6 +55,7 @@ impl Terms {
                 let c = momentum[stage];
                 Terms { momentum: Some(c), factors: [c, 1.0 - c, 0.0], ..Terms::NONE }
             }
+            Correction::DelayCompensation { lambda } => Terms { factors: [lambda[stage], 0.0, 0.0], ..Terms::NONE },
             Correction::Prediction { ahead } => Terms { factors: [0.0, 0.0, ahead[stage]], ..Terms::NONE },
             Correction::PipeMare { anneal, delay, discrepancy, drift } => {
                 let left = anneal.map_or(0.0, |updates| 1.0 - (update as f64 / updates as f64).min(1.0));

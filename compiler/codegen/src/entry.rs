@@ -40,8 +40,11 @@ pub fn wrap(context: &CodegenContext, kernel: &Kernel, module: &Module) -> Resul
     let arguments = body.region(0).ok().and_then(|r| r.first_block()).map_or(0, |b| b.argument_count());
     set_attribute(body, "sym_name", parse(&format!("\"{BODY}\""))?);
     set_attribute(body, "linkage", parse("#llvm.linkage<internal>")?);
-    // Operands never overlap: see the conventions of `model::kernel`.
-    set_attribute(body, "arg_attrs", parse(&format!("[{}]", vec!["{llvm.noalias}"; arguments].join(", ")))?);
+    // Operands never overlap, but for those that may share a place: see the conventions of `model::kernel`.
+    let operands = kernel.operands();
+    let shares = |i: usize| operands.get(i).is_some_and(|operand| operand.shares);
+    let attributes: Vec<&str> = (0..arguments).map(|i| if shares(i) { "{}" } else { "{llvm.noalias}" }).collect();
+    set_attribute(body, "arg_attrs", parse(&format!("[{}]", attributes.join(", ")))?);
     set_attribute(body, "passthrough", parse(&passthrough())?);
     let wrapper = context.parse(&kernel.name, STEP, &wrapper_text(&kernel.name, arguments))?;
     let exported = ir::top_level(&wrapper).into_iter().find(|op| op.region_count() > 0 && !is_declaration(*op));

@@ -4,7 +4,7 @@
 use crate::harness::{Data, Runnable, assert_close, runnable};
 use crate::optimizers::{SGD, corrected};
 use artifact::optimizer::HYPER_LEN;
-use model::kernel::{CorrectionKind, KernelOp, OptimizerKind, UpdateRule};
+use model::kernel::{CorrectionKind, KernelOp, OptimizerKind, Sink, UpdateRule, Writes};
 
 /// Weights that descend the quadratic with these curvatures, element by element, with gradients some updates late.
 struct Descent<'a> {
@@ -123,6 +123,36 @@ fn a_prediction_follows_its_formula() {
                 x.split_off(1)
             },
         );
+    }
+}
+
+/// w(t+1) = w(t) - lr (g + lambda g² (w(t) - w(t-tau))), g that of w(t-tau): the gradient's own kernel moves it on.
+#[test]
+fn delay_compensation_follows_its_formula() {
+    let (lr, lambda) = (0.2, 1.5);
+    let rule = UpdateRule { writes: Writes::Next, ..corrected(OptimizerKind::Sgd, CorrectionKind::DelayCompensation) };
+    let width = CURVATURE.len();
+    let sink = Sink::Update { rule, accumulated: false };
+    let kernel = Runnable::new(KernelOp::BiasGrad { rows: 1, width: width as u32, sink }, runnable()[0]);
+    for delay in [0, 1, 4] {
+        let (mut past, mut momentum) = (vec![vec![1.0f32; width]], vec![0.0f32; width]);
+        let mut reference = vec![vec![1.0f64; width]];
+        for k in 0..50 {
+            let (now, seen) = (past[k].clone(), past[k - k.min(delay)].clone());
+            let gradient = seen.iter().zip(CURVATURE).map(|(w, c)| w * c as f32).collect();
+            let hyper = sgd(0.0, lr, [lambda, 0.0]).to_vec();
+            let operands = [gradient, hyper, now, seen].map(Data::F32).into_iter();
+            let after = kernel.call(&operands.chain([Data::unset(width), Data::F32(momentum)]).collect::<Vec<_>>());
+            past.push(after[4].f32().to_vec());
+            momentum = after[5].f32().to_vec();
+            let next = CURVATURE.iter().enumerate().map(|(i, c)| {
+                let (w, seen) = (reference[k][i], reference[k - k.min(delay)][i]);
+                let g = c * seen;
+                w - lr * (g + lambda * g * g * (w - seen))
+            });
+            reference.push(next.collect());
+            assert_close(&format!("delay {delay}, update {k}"), &past[k + 1], &reference[k + 1], 3e-6);
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub fn hyper(rule: UpdateRule) -> Vec<f32> {
             h[14] = 2.5;
         }
         Some(CorrectionKind::Prediction) => h[14] = 2.5,
-        None => {}
+        Some(CorrectionKind::DelayCompensation) | None => {}
     }
     match rule.kind {
         OptimizerKind::Muon => h[6] = lr,

@@ -3,7 +3,7 @@
 
 use crate::harness::{Data, bits, random, run, targets};
 use crate::optimizers;
-use model::kernel::{Epilogue, Form, KernelOp, MatMul, Sink, Table, UpdateRule, Writes};
+use model::kernel::{CorrectionKind, Epilogue, Form, KernelOp, MatMul, Sink, Table, UpdateRule, Writes};
 use model::operands::operands;
 use model::target::Target;
 
@@ -140,6 +140,46 @@ fn an_unfused_update_out_of_place_has_the_bits_of_one_in_place() {
             let in_place = update(rule, &parameter[..1]);
             let next = update(UpdateRule { writes: Writes::Next, ..rule }, &[parameter[0].clone(), Data::unset(len)]);
             assert!(next[2..].iter().map(bits).eq(in_place[1..].iter().map(bits)), "{rule:?}");
+        }
+    }
+}
+
+/// A gradient that is compensated: stored and added it has the bits of the formula, one rounding an operation; an update that takes it in has
+/// those of one that follows.
+#[test]
+fn a_compensated_gradient_follows_its_formula_fused_and_unfused() {
+    let plain = optimizers::ADAMW;
+    let rule = UpdateRule { correction: Some(CorrectionKind::DelayCompensation), writes: Writes::Next, ..plain };
+    for (gradient, target) in [BIAS, GAIN, TOKEN, POSITION, WEIGHT].into_iter().flat_map(on_two) {
+        let len = operands(&gradient(Sink::Store)).last().expect("an accumulator").bytes as usize / 4;
+        let (parameter, _) = parameter(plain, len);
+        let mut hyper = optimizers::hyper(plain);
+        hyper[12] = 0.75;
+        let (hyper, seen, acc) = (Data::F32(hyper), Data::F32(random(21, len)), Data::F32(random(22, len)));
+        let inputs = inputs(gradient, 10);
+        let with = |sink, operands: &[&[Data]]| call(gradient(sink), target, &inputs, &operands.concat());
+        let stale = [hyper.clone(), parameter[0].clone(), seen.clone()];
+        let raw = with(Sink::Store, &[&[Data::unset(len)]]);
+        for (accumulator, add) in [(Data::unset(len), false), (acc, true)] {
+            let found = with(Sink::Compensated { add }, &[&stale, std::slice::from_ref(&accumulator)]);
+            let whole = (0..len).map(|i| {
+                let g = raw[0].f32()[i];
+                let whole = g + g * g * 0.75 * (parameter[0].f32()[i] - seen.f32()[i]);
+                if add { accumulator.f32()[i] + whole } else { whole }
+            });
+            let whole = Data::F32(whole.collect());
+            assert_eq!(bits(&found[3]), bits(&whole), "{:?} {target:?}", gradient(Sink::Store));
+            // The update, with what was gathered before.
+            let update = KernelOp::Update { len: len as u64, rule: rule.step() };
+            let weights = [parameter[0].clone(), Data::unset(len)];
+            let unfused = [&[whole], &weights[..], &parameter[1..], std::slice::from_ref(&hyper)].concat();
+            let unfused = run(update, target, &unfused).split_off(2);
+            let before = if add { vec![accumulator] } else { vec![] };
+            let weights = [parameter[0].clone(), seen.clone(), Data::unset(len)];
+            let sink = Sink::Update { rule, accumulated: add };
+            let fused = with(sink, &[&before, std::slice::from_ref(&hyper), &weights, &parameter[1..]]);
+            let fused = &fused[before.len() + 3..];
+            assert!(fused.iter().map(bits).eq(unfused[..3].iter().map(bits)), "{:?} {target:?}", gradient(Sink::Store));
         }
     }
 }

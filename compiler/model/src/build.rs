@@ -285,10 +285,12 @@ impl Lower<'_> {
 
     /// Where a parameter's gradient goes at this place in the update.
     fn sink(&self, param: usize, a: Accumulation) -> Sink {
+        let rule = self.rule(&self.layout.params[param]);
         match a {
             Accumulation { first, last: true } if self.update.unfused[param].is_none() => {
-                Sink::Update { rule: self.rule(&self.layout.params[param]), accumulated: !first }
+                Sink::Update { rule, accumulated: !first }
             }
+            Accumulation { first, .. } if rule.compensates() => Sink::Compensated { add: !first },
             Accumulation { first: true, .. } => Sink::Store,
             Accumulation { .. } => Sink::Add,
         }
@@ -341,10 +343,19 @@ impl Lower<'_> {
         };
         match sink {
             Sink::Store | Sink::Add => args.push(accumulator()),
-            Sink::Update { accumulated, .. } => {
+            Sink::Compensated { .. } => {
+                args.push(self.layout.hyper(param));
+                args.extend([Selector::Newest, Selector::Seen].map(|by| param.weight.selected(by)));
+                args.push(accumulator());
+            }
+            Sink::Update { rule, accumulated } => {
                 args.extend(accumulated.then(accumulator));
                 args.push(self.layout.hyper(param));
-                args.extend(self.updated(param));
+                let mut weights = self.updated(param);
+                if rule.compensates() {
+                    weights.insert(1, param.weight.selected(Selector::Seen));
+                }
+                args.extend(weights);
                 args.extend(&param.state);
                 args.extend(self.copy(param));
             }

@@ -100,9 +100,12 @@ pub enum Sink {
     Store,
     /// inout acc += g, K block by K block, ascending
     Add,
+    /// As `Store`, or as `Add`, but of g + h12 g² (w - seen), g whole: operands hyper f32[16], w, seen, then acc (written, or updated).
+    Compensated { add: bool },
     /// Fused update with (acc + g) when `accumulated`, else g: operands: (acc,) hyper f32[16], inout w, states… (, out copy). Where the rule
     /// writes [`Writes::Next`]: w (read), out next in the place of inout w, with the same bits.
-    /// Where the rule predicts: out predicted after the weights. Formulas, states and hyper-parameters: [`artifact::optimizer`].
+    /// Where the rule predicts: out predicted after the weights. Where it compensates: g is as in `Compensated`, w is followed by seen, which
+    /// may be where next is: each element is read before it is written. Formulas, states and hyper-parameters: [`artifact::optimizer`].
     Update { rule: UpdateRule, accumulated: bool },
 }
 

@@ -168,6 +168,7 @@ fn sink_name(sink: Sink) -> String {
     match sink {
         Sink::Store => "store".into(),
         Sink::Add => "add".into(),
+        Sink::Compensated { add } => if add { "compensated_add" } else { "compensated_store" }.into(),
         Sink::Update { rule, accumulated } => {
             format!("{}{}", rule.name(), if accumulated { "_acc" } else { "" })
         }

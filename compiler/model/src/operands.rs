@@ -29,6 +29,8 @@ pub struct Operand {
     pub bytes: u64,
     pub elem: Elem,
     pub access: Access,
+    /// Whether it may be where the kernel's other such operand is.
+    pub shares: bool,
 }
 
 impl Kernel {
@@ -123,7 +125,7 @@ pub(crate) struct List {
 
 impl List {
     fn push(&mut self, bytes: u64, elem: Elem, access: Access) -> &mut Self {
-        self.operands.push(Operand { bytes, elem, access });
+        self.operands.push(Operand { bytes, elem, access, shares: false });
         self
     }
 
@@ -162,10 +164,17 @@ impl List {
         self.activation(len, Access::Write)
     }
 
+    /// The last operand may be where another is.
+    fn shared(&mut self) -> &mut Self {
+        self.operands.iter_mut().last().expect("an operand").shares = true;
+        self
+    }
+
     /// Weights and states, and the copy if there is one.
     fn updated(&mut self, len: u64, rule: UpdateRule, copied: bool) -> &mut Self {
         match rule.writes {
             Writes::InPlace => self.update(4 * len),
+            Writes::Next if rule.compensates() => self.read(4 * len).read(4 * len).shared().write(4 * len).shared(),
             Writes::Next => self.read(4 * len).write(4 * len),
         };
         if rule.predicts() {
@@ -185,6 +194,10 @@ impl List {
         match sink {
             Sink::Store => _ = self.write(4 * len),
             Sink::Add => _ = self.update(4 * len),
+            Sink::Compensated { add } => {
+                let access = if add { Access::Update } else { Access::Write };
+                self.read(HYPER_BYTES).read(4 * len).read(4 * len).push(4 * len, Elem::F32, access);
+            }
             Sink::Update { rule, accumulated } => {
                 if accumulated {
                     self.read(4 * len);

@@ -14,7 +14,7 @@
 //!    place of the one that the body reads.
 //! 7. Within a call, what is written overlaps no other argument. The newest version of a weight and the one after it are different slots
 //!    of their ring, and so are weights and their prediction. Of weights with several versions an update writes the next one, all else reads that
-//!    of its micro-batch or the newest. Of weights with a prediction an update writes both, and nothing else does.
+//!    of its micro-batch or the newest; the two may be one slot where the kernel says so ([`shares`](crate::operands::Operand::shares)). Of weights with a prediction an update writes both, and nothing else does.
 //! 8. The regions of a rank's memory sum to its total.
 //! 9. No two kernels have the same operation and element type, or the same name.
 
@@ -86,7 +86,8 @@ fn accesses<'a>(kernels: &[Kernel], call: &'a Call) -> Vec<(&'a Place, Access)> 
 fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> {
     let kernel = &kernels[call.kernel as usize];
     let name = &kernel.name;
-    let mut wanted: Vec<u64> = kernel.operands().iter().map(|o| o.bytes).collect();
+    let ops = kernel.operands();
+    let mut wanted: Vec<u64> = ops.iter().map(|o| o.bytes).collect();
     wanted.extend((kernel.scratch_bytes > 0).then_some(kernel.scratch_bytes));
     ensure!(call.args.len() == wanted.len(), "`{name}` gets {} arguments, not {}", call.args.len(), wanted.len());
     for (i, (place, bytes)) in call.args.iter().zip(wanted).enumerate() {
@@ -98,7 +99,9 @@ fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> 
     }
     let list = accesses(kernels, call);
     for (i, (written, access)) in list.iter().enumerate() {
-        let clash = |j: usize| j != i && !apart(written, list[j].0) && overlap(&range(written), &range(list[j].0));
+        let share = |j: usize| [i, j].iter().all(|&at| ops.get(at).is_some_and(|o| o.shares));
+        let clash =
+            |j: usize| j != i && !share(j) && !apart(written, list[j].0) && overlap(&range(written), &range(list[j].0));
         ensure!(!access.writes() || !(0..list.len()).any(clash), "`{name}` argument {i} overlaps another");
     }
     Ok(())

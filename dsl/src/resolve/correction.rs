@@ -1,10 +1,11 @@
 //! `correction = error_feedback { tau = 0.5 }` in `staleness`: how updates are corrected for the delay of their gradients.
 
+use super::Context;
 use super::model::given;
 use super::section::{Keys, Section};
-use super::{Context, not_yet};
 use crate::ast::{Body, Value, ValueKind};
 use crate::diag::Diagnostic;
+use crate::schedule::{Schedule, Update};
 use crate::spec::{At, Correction, Dtype, MOMENTUM_MOST, Model, Optimizer, Staleness, Weights};
 use crate::suggest::{either, nearest};
 
@@ -14,13 +15,12 @@ struct Known {
     read: fn(&mut Context, &Section<'_>) -> Option<Correction>,
 }
 
-const KNOWN: [Known; 3] = [
+const KNOWN: [Known; 4] = [
     Known { keys: Keys { block: "error_feedback", known: &["lambda", "tau"], later: &[] }, read: error_feedback },
     Known { keys: Keys { block: "nesterov", known: &["momentum", "by_stage"], later: &[] }, read: nesterov },
     Known { keys: Keys { block: "pipemare", known: &["anneal", "discrepancy"], later: &[] }, read: pipemare },
+    Known { keys: Keys { block: "dc_asgd", known: &["lambda"], later: &[] }, read: dc_asgd },
 ];
-/// Corrections of the design that are not built.
-const LATER: [&str; 1] = ["dc_asgd"];
 
 /// The value of `correction`.
 pub(super) fn correction(cx: &mut Context, value: &Value) -> Option<At<Correction>> {
@@ -40,13 +40,9 @@ pub(super) fn correction(cx: &mut Context, value: &Value) -> Option<At<Correctio
     let names = KNOWN.map(|k| k.keys.block);
     let Some(known) = KNOWN.iter().find(|k| k.keys.block == name) else {
         let help = format!("use {}", either(&names));
-        if LATER.contains(&name.as_str()) {
-            not_yet(cx, head, &format!("the correction `{name}`"), &help);
-        } else {
-            let found = Diagnostic::error("P0210", head.clone(), format!("there is no correction `{name}`"));
-            let meant = nearest(name, names).map(|meant| format!("did you mean `{meant}`?"));
-            cx.report(found.help(meant.unwrap_or(help)));
-        }
+        let found = Diagnostic::error("P0210", head.clone(), format!("there is no correction `{name}`"));
+        let meant = nearest(name, names).map(|meant| format!("did you mean `{meant}`?"));
+        cx.report(found.help(meant.unwrap_or(help)));
         return None;
     };
     let section = Section::new(cx, known.keys.block, head, body, &known.keys);
@@ -86,6 +82,11 @@ fn pipemare(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
     Some(Correction::PipeMare { anneal, discrepancy })
 }
 
+fn dc_asgd(cx: &mut Context, section: &Section<'_>) -> Option<Correction> {
+    let lambda = number(cx, section, "lambda", "above 0, up to 1e9", |x| x > 0.0 && x <= 1e9);
+    Some(Correction::DelayCompensation { lambda: given(lambda)?.unwrap_or(0.04) })
+}
+
 type Fits = fn(f64) -> bool;
 
 fn number(cx: &mut Context, section: &Section<'_>, key: &str, range: &str, fits: Fits) -> Option<Option<f64>> {
@@ -93,7 +94,12 @@ fn number(cx: &mut Context, section: &Section<'_>, key: &str, range: &str, fits:
 }
 
 /// Refuses a correction that one of the optimizers or the policy of the weights leaves no place for.
-pub(super) fn fits<'a>(cx: &mut Context, staleness: &Staleness, optimizers: impl Iterator<Item = &'a At<Optimizer>>) {
+pub(super) fn fits<'a>(
+    cx: &mut Context,
+    staleness: &Staleness,
+    schedule: Option<&Schedule>,
+    optimizers: impl Iterator<Item = &'a At<Optimizer>>,
+) {
     let Some(correction) = &staleness.correction else { return };
     if let Weights::Predict { .. } = staleness.weights.value {
         return corrected_twice(cx, correction, &staleness.weights);
@@ -101,11 +107,13 @@ pub(super) fn fits<'a>(cx: &mut Context, staleness: &Staleness, optimizers: impl
     match correction.value {
         Correction::Nesterov { .. } => optimizers.for_each(|optimizer| one_momentum(cx, correction, optimizer)),
         Correction::PipeMare { discrepancy: Some(_), .. } => one_version(cx, correction, &staleness.weights),
+        Correction::DelayCompensation { .. } => stale_weights(cx, correction, &staleness.weights, schedule),
         _ => {}
     }
 }
 
-/// Weights that are moved back or on are made in f32 from the weights; products of bf16 would need a copy of them too.
+/// Weights that are moved back or on are made in f32 from the weights, of which older versions are kept in bf16 only; products of bf16 would need
+/// a copy of them too.
 pub(super) fn fits_elements(cx: &mut Context, staleness: &Staleness, model: &Model) {
     if model.variant.dtype != Dtype::Bf16 {
         return;
@@ -113,10 +121,15 @@ pub(super) fn fits_elements(cx: &mut Context, staleness: &Staleness, model: &Mod
     let (span, name) = match (&staleness.correction, staleness.weights.value) {
         (_, Weights::Predict { .. }) => (&staleness.weights.span, "predict"),
         (Some(At { value: Correction::PipeMare { discrepancy: Some(_), .. }, span }), _) => (span, "discrepancy"),
+        (Some(At { value: Correction::DelayCompensation { .. }, span }), _) => (span, "dc_asgd"),
         _ => return,
     };
     let found = Diagnostic::error("P0237", span.clone(), format!("`{name}` needs `dtype = f32`"));
-    let found = found.here(if name == "predict" { "weights moved on, in f32" } else { "weights moved back, in f32" });
+    let found = found.here(match name {
+        "predict" => "weights moved on, in f32",
+        "dc_asgd" => "older weights, in f32",
+        _ => "weights moved back, in f32",
+    });
     let found = found.and_at(model.dtype_span.clone(), "products read bf16");
     cx.report(found.help(format!("leave `{name}` out, or write `dtype = f32`")));
 }
@@ -128,6 +141,9 @@ fn corrected_twice(cx: &mut Context, correction: &At<Correction>, weights: &At<W
             "error_feedback",
             "its step goes on along the last change for the delay that the prediction has gone ahead for",
         ),
+        Correction::DelayCompensation { .. } => {
+            ("dc_asgd", "and the weights that a gradient was made with are not kept, but a prediction")
+        }
         Correction::Nesterov { .. } => {
             ("nesterov", "its weights look ahead along their last change, as the prediction does")
         }
@@ -143,6 +159,30 @@ fn corrected_twice(cx: &mut Context, correction: &At<Correction>, weights: &At<W
     let found = Diagnostic::error("P0225", correction.span.clone(), message).note(why);
     let found = found.and_at(weights.span.clone(), "this predicts them");
     cx.report(found.help("keep one of them"));
+}
+
+/// `dc_asgd` compares the newest weights with those that the forward pass read, so there must be both.
+fn stale_weights(cx: &mut Context, correction: &At<Correction>, weights: &At<Weights>, schedule: Option<&Schedule>) {
+    let (message, note) = if weights.value == Weights::Current {
+        let note =
+            "a backward pass finds the weights as they are: those that its forward pass read are gone".to_owned();
+        (
+            "`dc_asgd` needs the weights that a gradient was made with, which `weights = current` does not keep".into(),
+            note,
+        )
+    } else if let Some(schedule) = schedule.filter(|s| !s.order.is_empty() && s.update == Update::Flush) {
+        let note = "no update lies between a forward pass and the update that its gradient goes into".to_owned();
+        (
+            format!("under `{}`, which flushes, no gradient is late: `dc_asgd` has nothing to correct", schedule.name),
+            note,
+        )
+    } else {
+        return;
+    };
+    let found = Diagnostic::error("P0225", correction.span.clone(), message).note(note);
+    cx.report(
+        found.help("use `weights = stash` or `double_buffer` under a schedule with `update local`, such as async_1f1b"),
+    );
 }
 
 /// `discrepancy` is for backward passes that read other weights than their forward passes.

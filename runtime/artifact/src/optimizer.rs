@@ -31,6 +31,7 @@
 //! | `ErrorFeedback` | u + lambda D (u - u of the update before), D the delay of the update in updates: 0 for the first, for it has none before it | a step of the optimistic gradient method |
 //! | `Nesterov` | (1-c) u + c a with a = c a + (1-c) u: then w is x + c (x - x of the update before), where x is what x = w - (1-c) u makes of it, without decay | Ajanthan et al. 2025 (arXiv 2505.01099) |
 //! | `PipeMare`, anneal | u with lr / max(1, D)^(1 - min(t/anneal, 1)) for lr, t from 0 and D the stage's mean delay | Yang et al. 2021 (arXiv 1910.05124), technique 1 |
+//! | `DelayCompensation` | u of g + lambda g² (w - w_f) for g, elementwise and for each micro-batch before gradients are summed, w_f the version that its forward pass read. Where gradients have no delay there is nothing of this | Zheng et al. 2017 (arXiv 1609.08326) |
 //! | `Prediction` | u; the forward pass reads w - F u, a copy that the update writes beside w, F the stage's mean drift or what the spec gives. Where there is no drift there is nothing of this | Chen et al. 2018 (arXiv 1809.02839), with any optimizer's own step for the momentum |
 //! | `PipeMare`, discrepancy | u; d = c d + (1-c) (what w has changed by), c = discrepancy^(1/F), F the stage's mean drift; the backward pass reads w - F d. Where F is 0 there is nothing of this | the same, technique 2 |
 //!
@@ -53,7 +54,7 @@ use serde::{Deserialize, Serialize};
 /// | 8 | step along g (`NAdam`) or along d (`Adan`); `Mars`: gamma b1/(1-b1) |
 /// | 9, 10 | b3, 1-b3 |
 /// | 11 | 0 at the first update, then 1 |
-/// | 12 | lambda D of `ErrorFeedback`; c of `Nesterov`, and of `PipeMare` |
+/// | 12 | lambda D of `ErrorFeedback`; lambda of `DelayCompensation`; c of `Nesterov`, and of `PipeMare` |
 /// | 13 | 1-c of the same |
 /// | 14 | F of `PipeMare` and of `Prediction` |
 ///
@@ -244,9 +245,10 @@ impl UpdateRule {
         UpdateRule { kind, correction: None, writes: Writes::InPlace }
     }
 
-    /// The same, from the prepared gradient on: what [`OptimizerKind::step`] says.
+    /// The same, from the prepared gradient on: what [`OptimizerKind::step`] says. What a correction adds to gradients is in it by then.
     pub fn step(self) -> Self {
-        UpdateRule { kind: self.kind.step(), ..self }
+        let correction = self.correction.filter(|_| !self.compensates());
+        UpdateRule { kind: self.kind.step(), correction, ..self }
     }
 
     /// All buffers beside a weight of `shape`, with their elements: what prepares the gradient, then the step's [`states`](Self::states).
@@ -261,6 +263,11 @@ impl UpdateRule {
         self.kind.states().iter().chain(more).copied().collect()
     }
 
+    /// Whether gradients are corrected where they are made, by the difference between the weights now and those that the forward pass read.
+    pub fn compensates(self) -> bool {
+        self.correction == Some(CorrectionKind::DelayCompensation)
+    }
+
     /// Whether the update writes a prediction beside the weights, for the forward pass to read.
     pub fn predicts(self) -> bool {
         self.correction == Some(CorrectionKind::Prediction)
@@ -273,7 +280,7 @@ impl UpdateRule {
 
     /// The rule on a stage whose backward passes do, or do not, meet newer weights than its forward passes.
     pub fn under_drift(self, drift: bool) -> Self {
-        let for_drift = |c| matches!(c, CorrectionKind::Discrepancy | CorrectionKind::Prediction);
+        let for_drift = |c| c != CorrectionKind::ErrorFeedback && c != CorrectionKind::Nesterov;
         UpdateRule { correction: self.correction.filter(|&c| drift || !for_drift(c)), ..self }
     }
 
@@ -300,6 +307,10 @@ pub enum Correction {
     Nesterov {
         momentum: Vec<f64>,
     },
+    DelayCompensation {
+        /// 0 on a stage whose gradients have no delay.
+        lambda: Vec<f64>,
+    },
     /// Of weights that are read under [`Policy::Predicted`](crate::stream::Policy::Predicted).
     Prediction {
         /// Updates that the copy is ahead; 0 on a stage without drift, which has none.
@@ -325,14 +336,21 @@ impl Correction {
             Correction::ErrorFeedback { .. } => Some(CorrectionKind::ErrorFeedback),
             Correction::Nesterov { .. } if optimizer == OptimizerKind::NAdam => None,
             Correction::Nesterov { .. } => Some(CorrectionKind::Nesterov),
+            Correction::DelayCompensation { .. } => Some(CorrectionKind::DelayCompensation),
             Correction::Prediction { .. } => Some(CorrectionKind::Prediction),
             Correction::PipeMare { discrepancy, .. } => discrepancy.map(|_| CorrectionKind::Discrepancy),
         }
     }
 
-    /// Whether a stage has drift to correct for.
+    /// Whether there is anything on a stage that a correction of its reads keeps or writes something for: drift, or delay.
     pub fn has_drift(&self, stage: usize) -> bool {
-        matches!(self, Correction::PipeMare { drift: f, .. } | Correction::Prediction { ahead: f } if f.get(stage).is_some_and(|&f| f > 0.0))
+        let (Correction::PipeMare { drift: by_stage, .. }
+        | Correction::Prediction { ahead: by_stage }
+        | Correction::DelayCompensation { lambda: by_stage }) = self
+        else {
+            return false;
+        };
+        by_stage.get(stage).is_some_and(|&x| x > 0.0)
     }
 
     /// Lists by stage of what is corrected for, or how strongly.
@@ -340,6 +358,7 @@ impl Correction {
         match self {
             Correction::ErrorFeedback { delay: values, .. }
             | Correction::Nesterov { momentum: values }
+            | Correction::DelayCompensation { lambda: values }
             | Correction::Prediction { ahead: values } => vec![values],
             Correction::PipeMare { delay, drift, .. } => vec![delay, drift],
         }
@@ -353,6 +372,7 @@ pub enum CorrectionKind {
     Nesterov,
     Discrepancy,
     Prediction,
+    DelayCompensation,
 }
 
 impl CorrectionKind {
@@ -364,7 +384,7 @@ impl CorrectionKind {
             CorrectionKind::ErrorFeedback => &["last"],
             CorrectionKind::Nesterov => &["ahead"],
             CorrectionKind::Discrepancy => &["delta", "behind"],
-            CorrectionKind::Prediction => &[],
+            CorrectionKind::Prediction | CorrectionKind::DelayCompensation => &[],
         }
     }
 
@@ -375,6 +395,7 @@ impl CorrectionKind {
             CorrectionKind::Nesterov => "_nesterov",
             CorrectionKind::Discrepancy => "_behind",
             CorrectionKind::Prediction => "_predicted",
+            CorrectionKind::DelayCompensation => "_compensated",
         }
     }
 }

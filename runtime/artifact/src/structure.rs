@@ -161,7 +161,7 @@ fn correction(correction: &Correction, stages: usize) -> Check {
         ensure!(fits, "a stage is corrected by what is below 0 or not a number");
     }
     match correction {
-        Correction::Prediction { .. } => {}
+        Correction::Prediction { .. } | Correction::DelayCompensation { .. } => {}
         Correction::ErrorFeedback { lambda, .. } => ensure!(lambda.is_finite(), "error feedback has no factor"),
         Correction::Nesterov { momentum } => {
             ensure!(momentum.iter().all(|c| *c < 1.0), "a momentum of 1 or more looks ahead without end");

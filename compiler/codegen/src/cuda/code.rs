@@ -17,6 +17,8 @@ pub struct Buffer {
     element: &'static str,
     shape: Vec<u64>,
     ty: String,
+    /// Whether it may be where another such operand is.
+    shares: bool,
 }
 
 impl Buffer {
@@ -81,7 +83,8 @@ impl Operands {
 
     /// Adds an operand.
     pub fn add(&mut self, name: &str, shape: &[u64], element: &'static str) -> Buffer {
-        let buffer = Buffer { name: format!("%{name}"), element, shape: shape.to_vec(), ty: memref(shape, element) };
+        let ty = memref(shape, element);
+        let buffer = Buffer { name: format!("%{name}"), element, shape: shape.to_vec(), ty, shares: false };
         self.list.push(buffer.clone());
         buffer
     }
@@ -99,13 +102,22 @@ impl Operands {
     pub fn bf16(&mut self, name: &str, shape: &[u64]) -> Buffer {
         self.add(name, shape, BF16)
     }
+
+    /// The named operands may be in one place.
+    pub fn share(&mut self, names: &[&str]) {
+        let named = |b: &&mut Buffer| names.contains(&&b.name[1..]);
+        self.list.iter_mut().filter(named).for_each(|buffer| buffer.shares = true);
+    }
 }
 
-/// A `gpu.func` of so many threads a block. Operands never overlap, and start at multiples of 16 bytes.
+/// A `gpu.func` of so many threads a block. Operands never overlap unless they share, and start at multiples of 16 bytes.
 pub fn function(name: &str, operands: &Operands, threads: u32, body: impl FnOnce(&mut Code)) -> String {
     let mut code = Code { region: Region::new("v"), shared: Vec::new() };
     body(&mut code);
-    let args = operands.list.iter().map(|b| format!("{}: {} {{llvm.noalias, llvm.align = 16 : i64}}", b.name, b.ty));
+    let args = operands.list.iter().map(|b| {
+        let alone = if b.shares { "" } else { "llvm.noalias, " };
+        format!("{}: {} {{{alone}llvm.align = 16 : i64}}", b.name, b.ty)
+    });
     let shared = code.shared.iter().map(|b| format!("{}: {} {{llvm.align = 16 : i64}}", b.name, b.ty));
     format!(
         "gpu.func @{name}({}) workgroup({}) kernel attributes {{known_block_size = array<i32: {threads}, 1, 1>}} {{\n{}gpu.return\n}}\n",
@@ -295,7 +307,8 @@ impl Code {
 
     pub fn shared_of(&mut self, shape: &[u64], element: &'static str) -> Buffer {
         let ty = memref(shape, element).replace('>', ", #gpu.address_space<workgroup>>");
-        let buffer = Buffer { name: format!("%shared{}", self.shared.len()), element, shape: shape.to_vec(), ty };
+        let name = format!("%shared{}", self.shared.len());
+        let buffer = Buffer { name, element, shape: shape.to_vec(), ty, shares: false };
         self.shared.push(buffer.clone());
         buffer
     }

@@ -4,6 +4,17 @@ use super::text::{Func, identity_map, parallel, tensor};
 use super::update::update_body;
 use model::kernel::{Sink, UpdateRule, Writes};
 
+/// The weights as they are, and as the forward pass read them.
+const STALE: [&str; 2] = ["w", "seen"];
+/// `%whole_el`: the gradient `%raw_el` at weights `%seen_el`, moved on to those at `%w_el`.
+pub const COMPENSATED: &str = "\
+%w_way = arith.subf %w_el, %seen_el : f32
+%raw_squared = arith.mulf %raw_el, %raw_el : f32
+%raw_scaled = arith.mulf %raw_squared, %h12 : f32
+%raw_more = arith.mulf %raw_scaled, %w_way : f32
+%whole_el = arith.addf %raw_el, %raw_more : f32
+";
+
 /// Name of the hyper-parameter operand.
 pub const HYPER: &str = "hyper";
 
@@ -25,13 +36,20 @@ impl SinkOperands {
         let mut inputs = Vec::new();
         let outputs = match sink {
             Sink::Store | Sink::Add => vec!["acc"],
+            Sink::Compensated { .. } => {
+                func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
+                load_hyper(func, COMPENSATED);
+                STALE.iter().for_each(|name| _ = func.input(name, shape, "f32"));
+                inputs.extend(STALE);
+                vec!["acc"]
+            }
             Sink::Update { rule, accumulated } => {
                 if accumulated {
                     func.input("acc", shape, "f32");
                     inputs.push("acc");
                 }
                 func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
-                load_hyper(func, rule);
+                load_hyper(func, &body(sink, &[String::new()]));
                 let (read, written) = updated(rule, copied);
                 read.iter().for_each(|name| _ = func.input(name, shape, "f32"));
                 inputs.extend(read);
@@ -85,6 +103,7 @@ impl SinkOperands {
 pub fn updated(rule: UpdateRule, copied: bool) -> (Vec<&'static str>, Vec<&'static str>) {
     let (read, weights) = match rule.writes {
         Writes::InPlace => (vec![], "w"),
+        Writes::Next if rule.compensates() => (STALE.to_vec(), "w_out"),
         Writes::Next => (vec!["w"], "w_out"),
     };
     let predicted = rule.predicts().then_some("predicted");
@@ -99,14 +118,37 @@ pub fn new_value(output: &str) -> String {
 
 /// The region text of a sink. Reads `parts` (the gradient's new parts, at least one), `%acc_el` where there is an accumulator,
 /// `%w_el` …; defines `%acc_new` or `%w_new` …. The parts are added to the accumulator or to zero (`%sink_zero`) one after the other,
-/// fused or not: the bits are then the same, the sign of a zero too.
+/// fused or not: the bits are then the same, the sign of a zero too. A gradient that is compensated is first summed by itself, from zero.
 pub fn body(sink: Sink, parts: &[String]) -> String {
     let (start, sum) = match sink {
-        Sink::Store => ("%sink_zero", "%acc_new"),
-        Sink::Add => ("%acc_el", "%acc_new"),
+        Sink::Store | Sink::Compensated { add: false } => ("%sink_zero", "%acc_new"),
+        Sink::Add | Sink::Compensated { add: true } => ("%acc_el", "%acc_new"),
         Sink::Update { accumulated: true, .. } => ("%acc_el", "%g_el"),
         Sink::Update { accumulated: false, .. } => ("%sink_zero", "%g_el"),
     };
+    let mut text = if compensates(sink) {
+        let raw = summed("%sink_zero", parts, "%raw_el");
+        raw + COMPENSATED + &summed(start, &["%whole_el".into()], sum)
+    } else {
+        summed(start, parts, sum)
+    };
+    if let Sink::Update { rule, .. } = sink {
+        text += &update_body(rule);
+    }
+    text
+}
+
+/// Whether gradients are corrected by the weights' way since the forward pass.
+pub fn compensates(sink: Sink) -> bool {
+    match sink {
+        Sink::Compensated { .. } => true,
+        Sink::Update { rule, .. } => rule.compensates(),
+        Sink::Store | Sink::Add => false,
+    }
+}
+
+/// Lines that add the parts to `start` in order; the last sum is `sum`.
+fn summed(start: &str, parts: &[String], sum: &str) -> String {
     let mut text = String::new();
     let mut so_far = start.to_string();
     for (i, part) in parts.iter().enumerate() {
@@ -114,17 +156,13 @@ pub fn body(sink: Sink, parts: &[String]) -> String {
         text += &format!("{next} = arith.addf {so_far}, {part} : f32\n");
         so_far = next;
     }
-    match sink {
-        Sink::Update { rule, .. } => text + &update_body(rule),
-        Sink::Store | Sink::Add => text,
-    }
+    text
 }
 
-/// Loads the hyper-parameters `%h0` … that the rule uses from the operand [`HYPER`].
-pub fn load_hyper(func: &mut Func, rule: UpdateRule) {
-    let body = update_body(rule);
+/// Loads the hyper-parameters `%h0` … that the formulas use from the operand [`HYPER`].
+pub fn load_hyper(func: &mut Func, formulas: &str) {
     let len = artifact::optimizer::HYPER_LEN;
-    for i in (0..len).filter(|i| body.contains(&format!("%h{i} "))) {
+    for i in (0..len).filter(|i| formulas.contains(&format!("%h{i} "))) {
         func.push(&format!("%hyper_at{i} = arith.constant {i} : index"));
         func.push(&format!("%h{i} = memref.load %{HYPER}_ref[%hyper_at{i}] : memref<{len}xf32>"));
     }

@@ -24,7 +24,8 @@ pub fn update_body(rule: UpdateRule) -> String {
     match rule.correction {
         Some(CorrectionKind::ErrorFeedback) => step = step.replace("%w_step", "%last_new") + FEEDBACK,
         Some(CorrectionKind::Nesterov) => step = step.replace("%w_step", "%own_step") + AHEAD,
-        Some(CorrectionKind::Discrepancy | CorrectionKind::Prediction) | None => {}
+        // These change what is written beside, or the gradient before.
+        Some(CorrectionKind::Discrepancy | CorrectionKind::Prediction | CorrectionKind::DelayCompensation) | None => {}
     }
     step += match rule.kind {
         OptimizerKind::Adan => KEPT_AFTER,
@@ -179,7 +180,7 @@ pub fn source(kernel: &Kernel, cpu: CpuClass) -> KernelSource {
         func.output(name, &shape, "f32");
     }
     func.buffer(HYPER, &[artifact::program::HYPER_LEN as u64], "f32");
-    sink::load_hyper(&mut func, rule);
+    sink::load_hyper(&mut func, &update_body(rule));
     func.push(&elementwise(rule, &inputs, &updated, &t));
     for (i, name) in updated.iter().enumerate() {
         func.result(name, &format!("%updated#{i}"));

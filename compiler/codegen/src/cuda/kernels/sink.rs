@@ -1,7 +1,7 @@
 //! Where a parameter's gradient goes: stored, added, or used up by a fused update, in the same operations as on the CPU.
 
 use crate::cuda::code::{Buffer, Code, Operands};
-use crate::kernels::sink::{HYPER, updated};
+use crate::kernels::sink::{COMPENSATED, HYPER, compensates, updated};
 use crate::kernels::update::update_body;
 use artifact::optimizer::HYPER_LEN;
 use model::kernel::{Sink, UpdateRule};
@@ -12,6 +12,8 @@ pub struct SinkBuffers {
     /// The accumulator, where it is read or written.
     acc: Option<Buffer>,
     update: Option<UpdateBuffers>,
+    /// Of a gradient that is compensated: the hyper-parameters, the weights, and those that the forward pass read.
+    stale: Option<[Buffer; 3]>,
 }
 
 /// What an update reads and writes.
@@ -21,6 +23,8 @@ pub struct UpdateBuffers {
     /// The weights, their prediction, then the states.
     cells: Vec<Cell>,
     copy: Option<Buffer>,
+    /// The weights that the forward pass read, where the gradient is compensated.
+    seen: Option<Buffer>,
 }
 
 /// A value of a parameter's element: its name in the formulas, where it is (nowhere yet, if they don't read it), and where the new one goes.
@@ -42,7 +46,7 @@ impl UpdateBuffers {
         let hyper = |operands: &mut Operands| operands.f32(HYPER, &[HYPER_LEN as u64]);
         let before = order.hyper_first.then(|| hyper(operands));
         let (read, written) = updated(rule, false);
-        let weights = read.first().map(|name| operands.f32(name, shape));
+        let [weights, seen] = [0, 1].map(|i| read.get(i).map(|name| operands.f32(name, shape)));
         let cell = |(i, name): (usize, &'static str)| {
             let to = operands.f32(name, shape);
             let from = weights.clone().filter(|_| i == 0).unwrap_or_else(|| to.clone());
@@ -50,7 +54,10 @@ impl UpdateBuffers {
         };
         let cells = written.into_iter().enumerate().map(cell).collect();
         let copy = order.copied.then(|| operands.bf16("copy", shape));
-        Self { rule, cells, copy, hyper: before.unwrap_or_else(|| hyper(operands)) }
+        if rule.compensates() {
+            operands.share(&["seen", "w_out"]);
+        }
+        Self { rule, cells, copy, seen, hyper: before.unwrap_or_else(|| hyper(operands)) }
     }
 
     /// The operands of an update on its own: the hyper-parameters come last.
@@ -60,12 +67,7 @@ impl UpdateBuffers {
 
     /// Loads the hyper-parameters `%h0` … that the rule uses. Once in a function, before [`UpdateBuffers::apply`].
     pub fn load_hyper(&self, code: &mut Code) {
-        let body = update_body(self.rule);
-        for i in (0..HYPER_LEN).filter(|i| body.contains(&format!("%h{i} "))) {
-            let at = code.index(i as u64);
-            let value = code.load(&self.hyper, &[&at]);
-            call(code, &format!("h{i}"), &value);
-        }
+        load_hyper(code, &self.hyper, &update_body(self.rule));
     }
 
     /// Updates the elements at `at` and its neighbours with their gradients.
@@ -117,19 +119,37 @@ pub fn call(code: &mut Code, name: &str, value: &str) {
     code.line(&format!("%{name} = arith.bitcast {value} : f32 to f32"));
 }
 
+/// Loads the hyper-parameters `%h0` … that the formulas use.
+fn load_hyper(code: &mut Code, hyper: &Buffer, formulas: &str) {
+    for i in (0..HYPER_LEN).filter(|i| formulas.contains(&format!("%h{i} "))) {
+        let at = code.index(i as u64);
+        let value = code.load(hyper, &[&at]);
+        call(code, &format!("h{i}"), &value);
+    }
+}
+
 impl SinkBuffers {
     /// Declares the sink's operands for a gradient of `shape`. `copied`: an update writes a copy of the weights in bf16.
     pub fn new(operands: &mut Operands, sink: Sink, shape: &[u64], copied: bool) -> Self {
         let reads = matches!(sink, Sink::Store | Sink::Add | Sink::Update { accumulated: true, .. });
         let acc = reads.then(|| operands.f32("acc", shape));
+        if let Sink::Compensated { .. } = sink {
+            let hyper = operands.f32(HYPER, &[HYPER_LEN as u64]);
+            let [w, seen, acc] = ["w", "seen", "acc"].map(|name| operands.f32(name, shape));
+            return Self { sink, acc: Some(acc), update: None, stale: Some([hyper, w, seen]) };
+        }
         let update = match sink {
             Sink::Update { rule, .. } => {
                 let order = Order { hyper_first: true, copied };
                 Some(UpdateBuffers::new(operands, rule, shape, order))
             }
-            Sink::Store | Sink::Add => None,
+            _ => None,
         };
-        Self { sink, acc, update }
+        let stale = update
+            .as_ref()
+            .filter(|_| compensates(sink))
+            .and_then(|update| Some([update.hyper.clone(), update.cells[0].from.clone()?, update.seen.clone()?]));
+        Self { sink, acc, update, stale }
     }
 
     /// Loads what every element needs. Once in a function.
@@ -137,18 +157,42 @@ impl SinkBuffers {
         if let Some(update) = &self.update {
             update.load_hyper(code);
         }
+        if let Some([hyper, ..]) = &self.stale {
+            load_hyper(code, hyper, COMPENSATED);
+        }
     }
 
-    /// What the sums of a gradient start from: the accumulator's elements, or zeros.
+    /// What the sums of a gradient start from: the accumulator's elements, or zeros. A gradient that is compensated is summed by itself.
     pub fn start(&self, code: &mut Code, at: &[&str], count: usize) -> Vec<String> {
+        if self.stale.is_some() { vec![code.constant(0.0); count] } else { self.accumulated(code, at, count) }
+    }
+
+    fn accumulated(&self, code: &mut Code, at: &[&str], count: usize) -> Vec<String> {
         match (&self.acc, self.sink) {
-            (Some(acc), Sink::Add | Sink::Update { .. }) => code.load_group(acc, at, count),
+            (Some(acc), Sink::Add | Sink::Update { .. } | Sink::Compensated { add: true }) => {
+                code.load_group(acc, at, count)
+            }
             _ => vec![code.constant(0.0); count],
         }
     }
 
     /// Takes whole gradients: the parts summed onto [`SinkBuffers::start`].
     pub fn finish(&self, code: &mut Code, at: &[&str], gradients: &[String]) {
+        let Some([_, w, seen]) = &self.stale else { return self.end(code, at, gradients) };
+        let count = gradients.len();
+        let [w, seen] = [w, seen].map(|buffer| code.load_group(buffer, at, count));
+        let start = self.accumulated(code, at, count);
+        let mut sums = Vec::new();
+        for (i, raw) in gradients.iter().enumerate() {
+            let given = [("w", w[i].as_str()), ("seen", &seen[i]), ("raw", raw)];
+            let body = format!("{COMPENSATED}%g_new = arith.addf %start_el, %whole_el : f32\n");
+            let given = given.into_iter().chain([("start", start[i].as_str())]);
+            sums.extend(formulas(code, given, &body, &["g"]));
+        }
+        self.end(code, at, &sums);
+    }
+
+    fn end(&self, code: &mut Code, at: &[&str], gradients: &[String]) {
         match (&self.update, &self.acc) {
             (Some(update), _) => update.apply(code, at, gradients),
             (None, Some(acc)) => code.store_group(gradients, acc, at),
