@@ -159,13 +159,10 @@ fn compensated_gradients_have_the_same_bits_fused_unfused_and_cut_otherwise() {
     let first = losses(&project, &stash);
     assert_eq!(losses(&project, &[&stash[..], &["pipeline.fuse=off"]].concat()), first);
     assert_ne!(losses(&project, &stash[..3]), first);
-    for optimizer in [SPEC_OPTIMIZER, "muon { lr = 1e-2 }"] {
-        let optimizer = format!("optimizer={optimizer}");
-        let long = ["model.context=101", "pipeline.microbatch=11", "model.layers=2", "pipeline.accumulate=2"];
-        let sets = [&long[..], &["pipeline.schedule=pipedream_2bw", compensated, &optimizer]].concat();
-        let first = losses(&project, &sets);
-        assert_eq!(losses(&project, &[&sets[..], &["pipeline.fuse=off", "machine.ranks=2"]].concat()), first);
-    }
+    let long = ["model.context=101", "pipeline.microbatch=11", "model.layers=1", "pipeline.accumulate=2"];
+    let sets = [&long[..], &["pipeline.schedule=pipedream_2bw", compensated, "optimizer=muon { lr = 1e-2 }"]].concat();
+    let first = losses(&project, &sets);
+    assert_eq!(losses(&project, &[&sets[..], &["pipeline.fuse=off", "machine.ranks=2"]].concat()), first);
 }
 
 /// An update writes its prediction in whichever kernel it runs, and what is evaluated and saved are the weights themselves.
