@@ -159,7 +159,7 @@ fn compensated_gradients_have_the_same_bits_fused_unfused_and_cut_otherwise() {
     let first = losses(&project, &stash);
     assert_eq!(losses(&project, &[&stash[..], &["pipeline.fuse=off"]].concat()), first);
     assert_ne!(losses(&project, &stash[..3]), first);
-    let long = ["model.context=101", "pipeline.microbatch=11", "model.layers=1", "pipeline.accumulate=2"];
+    let long = ["model.context=101", "pipeline.microbatch=11", "model.layers=2", "pipeline.accumulate=2"];
     let sets = [&long[..], &["pipeline.schedule=pipedream_2bw", compensated, "optimizer=muon { lr = 1e-2 }"]].concat();
     let first = losses(&project, &sets);
     assert_eq!(losses(&project, &[&sets[..], &["pipeline.fuse=off", "machine.ranks=2"]].concat()), first);
