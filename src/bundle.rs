@@ -104,7 +104,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
 fn groups(spec: &Spec) -> Vec<Group> {
     let own = spec.groups.iter().map(|g| (&g.optimizer, &g.learning_rate));
     let group = |(o, lr): (&At<Optimizer>, &At<dsl::spec::LearningRate>)| Group {
-        optimizer: driver::optimizer(o.value),
+        optimizer: model::rules::optimizer(o.value),
         learning_rate: learning_rate(lr.value),
     };
     own.chain([(&spec.optimizer, &spec.learning_rate)]).map(group).collect()

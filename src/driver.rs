@@ -6,7 +6,7 @@ use crate::render::{self, Source};
 use crate::search;
 use crate::table;
 use artifact::optimizer::Correction;
-use artifact::program::{Memory, Optimizer};
+use artifact::program::Memory;
 use artifact::stream::{Policy, Program};
 use artifact::verify::Proved;
 use dsl::Set;
@@ -299,7 +299,8 @@ fn costs(spec: &Spec, times: &SpecTimes, layers: Option<&[Vec<Layer>]>, stages: 
         (SpecTimes::Layers(costs), _, Some(layers)) => Costs::of_spec(&costs.stages(layers), stages),
         (SpecTimes::None, Some(model), Some(layers)) => {
             let dims = Dims::new(model, spec.pipeline.microbatch.value);
-            Costs::of_spec(&model::cost::costs(&dims, layers, spec.pipeline.recompute.value), stages)
+            let rules = rules(spec, &[]);
+            Costs::of_spec(&model::cost::costs(&dims, layers, spec.pipeline.recompute.value, &rules), stages)
         }
         _ => Costs::uniform(stages, 1000, 1000, 1000, 0),
     }
@@ -433,24 +434,6 @@ pub fn correction(spec: &Spec, stages: &[StageFacts]) -> Option<Correction> {
             drift: stages.iter().map(|s| s.drift.mean).collect(),
         },
     })
-}
-
-/// The spec's optimizer as a bundle has it.
-pub fn optimizer(o: dsl::spec::Optimizer) -> Optimizer {
-    use dsl::spec::Optimizer as Spec;
-    match o {
-        Spec::AdamW { beta1, beta2, eps, decay } => Optimizer::AdamW { beta1, beta2, eps, decay },
-        Spec::Sgd { momentum, decay } => Optimizer::Sgd { momentum, decay },
-        Spec::Lion { beta1, beta2, decay } => Optimizer::Lion { beta1, beta2, decay },
-        Spec::Signum { momentum, decay } => Optimizer::Signum { momentum, decay },
-        Spec::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
-            Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay }
-        }
-        Spec::Adan { beta1, beta2, beta3, eps, decay } => Optimizer::Adan { beta1, beta2, beta3, eps, decay },
-        Spec::Muon { momentum, decay, .. } => Optimizer::Muon { momentum, decay },
-        Spec::NorMuon { momentum, beta2, decay } => Optimizer::NorMuon { momentum, beta2, decay },
-        Spec::Mars { beta1, beta2, eps, gamma, decay } => Optimizer::Mars { beta1, beta2, eps, gamma, decay },
-    }
 }
 
 /// As [`accepted`], for a spec that can become code.

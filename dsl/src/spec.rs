@@ -139,6 +139,8 @@ pub struct LayerCosts {
     pub blocks: Vec<Times>,
     pub head: Times,
     pub hop_ns: u64,
+    /// Of updates, by stage: see [`Costs::u_ns`].
+    pub u_ns: Vec<u64>,
 }
 
 impl LayerCosts {
@@ -157,7 +159,8 @@ impl LayerCosts {
                 |stage: &Vec<Layer>| stage.iter().map(|&l| part(self.of(l))).fold(0, u64::saturating_add).max(1);
             layers.iter().map(stage).collect()
         };
-        Costs { f_ns: sum(|t| t.f_ns), i_ns: sum(|t| t.i_ns), w_ns: sum(|t| t.w_ns), hop_ns: self.hop_ns }
+        let (hop_ns, u_ns) = (self.hop_ns, self.u_ns.clone());
+        Costs { f_ns: sum(|t| t.f_ns), i_ns: sum(|t| t.i_ns), w_ns: sum(|t| t.w_ns), hop_ns, u_ns }
     }
 }
 
@@ -168,6 +171,8 @@ pub struct Costs {
     pub i_ns: Vec<u64>,
     pub w_ns: Vec<u64>,
     pub hop_ns: u64,
+    /// What an update takes beside the weight gradients that it is fused into; none: nothing.
+    pub u_ns: Vec<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

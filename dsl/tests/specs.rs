@@ -131,9 +131,12 @@ fn costs_by_layer() {
     );
     let times = |f_ns, i_ns, w_ns| Times { f_ns, i_ns, w_ns };
     let blocks = vec![times(1, 3, 4), times(2, 3, 4)];
-    assert_eq!(costs, LayerCosts { embed: times(5, 0, 0), blocks, head: times(7, 4, 5), hop_ns: 1000 });
+    assert_eq!(costs, LayerCosts { embed: times(5, 0, 0), blocks, head: times(7, 4, 5), hop_ns: 1000, u_ns: vec![] });
     let stages = costs.stages(&[vec![Layer::Embed], vec![Layer::Block(0), Layer::Block(1), Layer::Head]]);
-    assert_eq!(stages, Costs { f_ns: vec![5, 10], i_ns: vec![1, 10], w_ns: vec![1, 13], hop_ns: 1000 });
+    assert_eq!(stages, Costs { f_ns: vec![5, 10], i_ns: vec![1, 10], w_ns: vec![1, 13], hop_ns: 1000, u_ns: vec![] });
+    let by_stage =
+        layers("embed { F = 0, B = 0 }, block { F = 1 us, B = 1 us }, head { F = 1 us, B = 1 us }, U = [1 us, 0]");
+    assert_eq!(by_stage.stages(&[vec![Layer::Embed], vec![Layer::Head]]).u_ns, [1000, 0]);
     let codes = |text: &str| dsl::load(text, &[]).1.iter().map(|d| d.code).collect::<Vec<_>>();
     assert_eq!(codes(&text("block { F = 1 us, B = 1 us }, head { F = 1 us }")), ["P0204", "P0204"]);
     let embed = "embed { F = 0, B = 0 }, head { F = 1 us, B = 1 us }";

@@ -4,9 +4,12 @@
 //! embedding. Elementwise work is left out: it follows memory bandwidth, and it is small beside the products.
 
 use crate::dims::Dims;
+use crate::gpt::stage_graph;
 use crate::graph::{Elem, Part};
-use crate::kernel::{KernelOp, MatMul, Table};
+use crate::kernel::{KernelOp, MatMul, Table, Writes};
+use crate::rules::Rules;
 use crate::stage::{StageError, StagePlan};
+use crate::update::UpdatePlan;
 use dsl::spec::{Costs, Layer, Recompute};
 
 /// Operations per micro-batch of some layers, by part.
@@ -113,8 +116,18 @@ impl LayerWork {
     }
 }
 
-/// Estimated times of each stage at the nominal rates, for a spec without `cost`. No time is 0.
-pub fn costs(dims: &Dims, partition: &[Vec<Layer>], recompute: Recompute) -> Costs {
+/// Operations of a stage's updates beside the weight gradients that they are fused into: products of whole matrices.
+pub fn update_work(dims: &Dims, layers: &[Layer], rules: &Rules) -> u64 {
+    if !rules.multiply() {
+        return 0;
+    }
+    let graph = stage_graph(dims, layers, 1.0).expect("checked sizes give a well-shaped graph");
+    let plan = UpdatePlan::new(&graph.params, rules, true, Writes::InPlace);
+    plan.steps.iter().map(|step| flops(&step.op)).fold(0, u64::saturating_add)
+}
+
+/// Estimated times of each stage at the nominal rates, for a spec without `cost`. No time but an update's is 0.
+pub fn costs(dims: &Dims, partition: &[Vec<Layer>], recompute: Recompute, rules: &Rules) -> Costs {
     let layers = LayerWork::new(dims, recompute);
     let work: Vec<Work> = partition.iter().map(|stage| layers.sum(stage)).collect();
     let times = |part: fn(&Work) -> u64| work.iter().map(|w| time_ns(part(w), NOMINAL_FLOPS_PER_S)).collect();
@@ -124,7 +137,13 @@ pub fn costs(dims: &Dims, partition: &[Vec<Layer>], recompute: Recompute) -> Cos
         i_ns: times(|w| w.input),
         w_ns: times(|w| w.weight),
         hop_ns: NOMINAL_HOP_LATENCY_NS + time_ns(bytes, NOMINAL_LINK_BYTES_PER_S),
+        u_ns: partition.iter().map(|layers| update_ns(update_work(dims, layers, rules))).collect(),
     }
+}
+
+/// Elementwise updates count nothing.
+fn update_ns(work: u64) -> u64 {
+    if work == 0 { 0 } else { time_ns(work, NOMINAL_FLOPS_PER_S) }
 }
 
 fn time_ns(amount: u64, per_s: u64) -> u64 {

@@ -304,7 +304,13 @@ pub fn costs(shape: &Shape, device: Option<&Device>, split: bool) -> LayerCosts 
         Times { f_ns, i_ns, w_ns }
     };
     let hop_ns = latency.saturating_add(ns(shape.border(), link));
-    LayerCosts { embed: times(Layer::Embed), blocks: vec![times(Layer::Block(0))], head: times(Layer::Head), hop_ns }
+    LayerCosts {
+        embed: times(Layer::Embed),
+        blocks: vec![times(Layer::Block(0))],
+        head: times(Layer::Head),
+        hop_ns,
+        u_ns: Vec::new(),
+    }
 }
 
 /// What memory is estimated from.

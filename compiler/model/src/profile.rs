@@ -237,8 +237,20 @@ fn profile(rows: &BTreeMap<Key, Times>, header: &Header, hop_ns: u64) -> Profile
         let of = |key| rows.get(&key).copied().unwrap_or_default();
         let is_block = |key: &Key| matches!(key, Key::AllBlocks | Key::Block(_));
         let blocks = rows.iter().filter(|(key, _)| is_block(key)).map(|(_, times)| *times).collect();
-        return Profile::Layers(LayerCosts { embed: of(Key::Embed), blocks, head: of(Key::Head), hop_ns });
+        return Profile::Layers(LayerCosts {
+            embed: of(Key::Embed),
+            blocks,
+            head: of(Key::Head),
+            hop_ns,
+            u_ns: Vec::new(),
+        });
     }
     let list = |part: fn(&Times) -> u64| rows.values().map(part).collect();
-    Profile::Stages(Costs { f_ns: list(|t| t.f_ns), i_ns: list(|t| t.i_ns), w_ns: list(|t| t.w_ns), hop_ns })
+    Profile::Stages(Costs {
+        f_ns: list(|t| t.f_ns),
+        i_ns: list(|t| t.i_ns),
+        w_ns: list(|t| t.w_ns),
+        hop_ns,
+        u_ns: Vec::new(),
+    })
 }

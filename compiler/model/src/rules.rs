@@ -49,7 +49,7 @@ impl Rules {
                 Optimizer::Muon { scale, .. } => scale,
                 _ => MuonScale::MatchAdamW,
             };
-            let kind = optimizer_kind(optimizer);
+            let kind = self::optimizer(optimizer).kind();
             let correction = correction.and_then(|c| c.kind(kind));
             GroupRule::new(selectors, UpdateRule { correction, ..UpdateRule::plain(kind) }, scale)
         };
@@ -103,6 +103,11 @@ impl Rules {
         })
     }
 
+    /// Whether some optimizer multiplies matrices in its updates.
+    pub fn multiply(&self) -> bool {
+        self.groups.iter().any(|g| for_matrices(g.rule.kind))
+    }
+
     /// Why a parameter's update can't run in the kernel of its last weight gradient; none if it can.
     pub fn unfused(&self, name: &str, shape: &[u64]) -> Option<&'static str> {
         let clipped = self.clip.map(|clip| match clip {
@@ -113,17 +118,21 @@ impl Rules {
     }
 }
 
-fn optimizer_kind(optimizer: Optimizer) -> OptimizerKind {
-    match optimizer {
-        Optimizer::AdamW { .. } => OptimizerKind::AdamW,
-        Optimizer::Sgd { .. } => OptimizerKind::Sgd,
-        Optimizer::Lion { .. } => OptimizerKind::Lion,
-        Optimizer::Signum { .. } => OptimizerKind::Signum,
-        Optimizer::NAdam { .. } => OptimizerKind::NAdam,
-        Optimizer::Adan { .. } => OptimizerKind::Adan,
-        Optimizer::Muon { .. } => OptimizerKind::Muon,
-        Optimizer::NorMuon { .. } => OptimizerKind::NorMuon,
-        Optimizer::Mars { .. } => OptimizerKind::Mars,
+/// The spec's optimizer as a bundle has it.
+pub fn optimizer(asked: Optimizer) -> artifact::optimizer::Optimizer {
+    use artifact::optimizer::Optimizer as Bundled;
+    match asked {
+        Optimizer::AdamW { beta1, beta2, eps, decay } => Bundled::AdamW { beta1, beta2, eps, decay },
+        Optimizer::Sgd { momentum, decay } => Bundled::Sgd { momentum, decay },
+        Optimizer::Lion { beta1, beta2, decay } => Bundled::Lion { beta1, beta2, decay },
+        Optimizer::Signum { momentum, decay } => Bundled::Signum { momentum, decay },
+        Optimizer::NAdam { beta1, beta2, eps, momentum_decay, decay } => {
+            Bundled::NAdam { beta1, beta2, eps, momentum_decay, decay }
+        }
+        Optimizer::Adan { beta1, beta2, beta3, eps, decay } => Bundled::Adan { beta1, beta2, beta3, eps, decay },
+        Optimizer::Muon { momentum, decay, .. } => Bundled::Muon { momentum, decay },
+        Optimizer::NorMuon { momentum, beta2, decay } => Bundled::NorMuon { momentum, beta2, decay },
+        Optimizer::Mars { beta1, beta2, eps, gamma, decay } => Bundled::Mars { beta1, beta2, eps, gamma, decay },
     }
 }
 

@@ -6,7 +6,7 @@ use artifact::stream::Program;
 use dsl::diag::Diagnostic;
 use dsl::spec::{At, Cost, Dtype, Layer, Limits, Model, ParamKind, Partition, Products, Recompute, Selector};
 use model::build::{Build, Input, build};
-use model::cost::costs;
+use model::cost::{costs, update_work};
 use model::dims::{Dims, check_sizes};
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::limits::{Bounds, check_memory};
@@ -109,7 +109,7 @@ proptest! {
                 (rings.stash, rings.recv_f, rings.recv_b) = (slots, slots, slots);
             }
             let partition = &cut(&dims, 2);
-            prop_assert!(costs(&dims, partition, Recompute::None).f_ns.iter().all(|&ns| ns > 0));
+            prop_assert!(costs(&dims, partition, Recompute::None, &adamw()).f_ns.iter().all(|&ns| ns > 0));
             let rules = &if by_muon { muon() } else { adamw() };
             let (program, target, recompute) = (&program, CpuClass::X86V3.into(), Recompute::None);
             let input = Input { dims, partition, fuse: false, rules, recompute, products: Products::F32, program, target };
@@ -237,9 +237,23 @@ fn muon_plans_its_workspace() {
     assert!(adamw.stages[0].params.iter().all(|p| p.unfused.is_none()) && adamw.stages[0].bodies.u.is_empty());
 }
 
+/// By hand: five times two products of the longer side and one of the smaller, for each matrix of a block; nothing is multiplied elsewhere.
+#[test]
+fn updates_take_their_products() {
+    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 9, microbatch: 1, ..BENCH };
+    let products = |n: u64, d: u64| 5 * 2 * (2 * n * n * d + n * n * n);
+    let block: u64 = [40, 120, 160, 160].map(|d| products(40, d)).iter().sum();
+    let work = |layers: &[Layer], rules: &Rules| update_work(&dims, layers, rules);
+    assert_eq!(work(&[Layer::Embed, Layer::Block(0)], &muon()), block);
+    assert_eq!(work(&[Layer::Block(0), Layer::Block(1), Layer::Head], &muon()), 2 * block);
+    assert_eq!(work(&[Layer::Block(0)], &adamw()), 0);
+    let costs = costs(&dims, &cut(&dims, 2), Recompute::None, &muon());
+    assert_eq!(costs.u_ns, [block / 100; 2]);
+}
+
 #[test]
 fn costs_follow_the_work() {
-    let costs = costs(&BENCH, &cut(&BENCH, 2), Recompute::None);
+    let costs = costs(&BENCH, &cut(&BENCH, 2), Recompute::None, &adamw());
     // 2 GFLOP forward for four blocks, at 100 GFLOP/s.
     insta::assert_debug_snapshot!(costs);
 }

@@ -7,7 +7,7 @@ use model::profile::{Profile, parse};
 fn by_stage_in_any_order() {
     let text = "# measured\nhop_us, w_us , stage,i_us,f_us\n,3,1,2.5,1\n0.25,6,0,5,0.001\n";
     let (f_ns, i_ns, w_ns) = (vec![1, 1000], vec![5000, 2500], vec![6000, 3000]);
-    assert_eq!(parse(text, 2, None), Ok(Profile::Stages(Costs { f_ns, i_ns, w_ns, hop_ns: 250 })));
+    assert_eq!(parse(text, 2, None), Ok(Profile::Stages(Costs { f_ns, i_ns, w_ns, hop_ns: 250, u_ns: vec![] })));
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn by_layer() {
     let times = |n: u64| Times { f_ns: 1000 * n, i_ns: 0, w_ns: 1000 * n };
     let each = "layer,f_us,i_us,w_us\nblock 1,3,0,3\nembed,1,0,1\nhead,4,0,4\nblock 0,2,0,2\n";
     let blocks = vec![times(2), times(3)];
-    let costs = LayerCosts { embed: times(1), blocks, head: times(4), hop_ns: 0 };
+    let costs = LayerCosts { embed: times(1), blocks, head: times(4), hop_ns: 0, u_ns: vec![] };
     assert_eq!(parse(each, 2, Some(2)), Ok(Profile::Layers(costs.clone())));
     let together = "layer,f_us,i_us,w_us\nblock,2,0,2\nembed,1,0,1\nhead,4,0,4\n";
     let costs = LayerCosts { blocks: vec![times(2)], ..costs };

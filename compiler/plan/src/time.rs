@@ -51,8 +51,10 @@ impl Costs {
     /// The costs that a spec gives; each list has one entry (for all stages) or one a stage.
     pub fn of_spec(costs: &dsl::spec::Costs, stages: usize) -> Self {
         let of = |list: &[u64], s: usize| list.get(s).or(list.last()).copied().unwrap_or(0);
-        let stage =
-            |s| StageCosts { f_ns: of(&costs.f_ns, s), i_ns: of(&costs.i_ns, s), w_ns: of(&costs.w_ns, s), u_ns: 0 };
+        let stage = |s| {
+            let [f_ns, i_ns, w_ns, u_ns] = [&costs.f_ns, &costs.i_ns, &costs.w_ns, &costs.u_ns].map(|list| of(list, s));
+            StageCosts { f_ns, i_ns, w_ns, u_ns }
+        };
         Costs { stages: (0..stages).map(stage).collect(), hop_ns: costs.hop_ns, exchange_ns: costs.hop_ns }
     }
 

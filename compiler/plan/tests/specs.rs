@@ -54,6 +54,9 @@ fn costs(random: &mut Random, stages: u64) -> String {
         };
         let _ = write!(text, " {action} = {value},");
     }
+    if random.one_in(3) {
+        let _ = write!(text, " U = {} ns,", random.below(9));
+    }
     let _ = writeln!(text, " hop = {} ns }}", if random.one_in(2) { 0 } else { random.below(6) });
     text
 }

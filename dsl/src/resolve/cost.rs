@@ -10,7 +10,7 @@ const TIMES: [&str; 4] = ["F", "I", "W", "B"];
 const LAYERS: [&str; 3] = ["embed", "block", "head"];
 
 pub(super) const COST: Keys =
-    Keys { block: "cost", known: &["F", "I", "W", "B", "hop", "embed", "block", "head"], later: &["U"] };
+    Keys { block: "cost", known: &["F", "I", "W", "B", "U", "hop", "embed", "block", "head"], later: &[] };
 const LAYER: Keys = Keys { block: "layer", known: &TIMES, later: &[] };
 
 /// How many times a list has, and why.
@@ -76,6 +76,8 @@ fn record(
 ) -> Option<Cost> {
     let section = Section::new(cx, "cost", &entry.key.span, body, &COST);
     let hop = section.value(cx, "hop").map(|value| cx.time_ns(value, "hop", 0));
+    let update = section.value(cx, "U").map(|value| list(cx, value, "U", 0, stages));
+    let update = update.unwrap_or(Some(Vec::new()));
     let by_layer = LAYERS.iter().find_map(|key| section.find(key));
     let by_stage = TIMES.iter().find_map(|key| section.find(key));
     match (by_layer, by_stage) {
@@ -85,10 +87,10 @@ fn record(
             cx.report(found.help("give either: a stage takes the sum of its layers"));
             None
         }
-        (Some(layer), None) => layers(cx, &section, &layer.key.span, hop.unwrap_or(Some(0)), model),
+        (Some(layer), None) => layers(cx, &section, &layer.key.span, (hop.unwrap_or(Some(0)), update), model),
         (None, _) => {
             let [f_ns, i_ns, w_ns] = times(cx, &section, 1, stages)?;
-            Some(Cost::Stages(Costs { f_ns, i_ns, w_ns, hop_ns: hop.unwrap_or(Some(0))? }))
+            Some(Cost::Stages(Costs { f_ns, i_ns, w_ns, hop_ns: hop.unwrap_or(Some(0))?, u_ns: update? }))
         }
     }
 }
@@ -98,7 +100,7 @@ fn layers(
     cx: &mut Context,
     section: &Section<'_>,
     first: &Span,
-    hop_ns: Option<u64>,
+    (hop_ns, u_ns): (Option<u64>, Option<Vec<u64>>),
     model: Option<Option<&Model>>,
 ) -> Option<Cost> {
     let Some(model) = model else {
@@ -130,14 +132,14 @@ fn layers(
         let length = if key == "block" { blocks.as_ref() } else { Some(&alone) };
         times(cx, &inner, 0, length)
     });
-    let ([embed, block, head], hop_ns) = ([embed?, block?, head?], hop_ns?);
+    let ([embed, block, head], hop_ns, u_ns) = ([embed?, block?, head?], hop_ns?, u_ns?);
     let count = block.iter().map(Vec::len).max().unwrap_or(1);
     let of = |lists: &[Vec<u64>; 3], i: usize| {
         let [f_ns, i_ns, w_ns] = [0, 1, 2].map(|part: usize| lists[part].get(i).or(lists[part].last()).copied());
         Some(Times { f_ns: f_ns?, i_ns: i_ns?, w_ns: w_ns? })
     };
     let blocks = (0..count).map(|i| of(&block, i)).collect::<Option<Vec<_>>>()?;
-    Some(Cost::Layers(LayerCosts { embed: of(&embed, 0)?, blocks, head: of(&head, 0)?, hop_ns }))
+    Some(Cost::Layers(LayerCosts { embed: of(&embed, 0)?, blocks, head: of(&head, 0)?, hop_ns, u_ns }))
 }
 
 /// F, I and W, each one time or a list; `B` stands for I and W.
