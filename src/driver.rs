@@ -337,7 +337,7 @@ fn estimate_memory(
     versions: &[u32],
     found: &mut Vec<Diagnostic>,
 ) -> Option<Vec<Memory>> {
-    let states = rules(spec, &[]).states();
+    let states = rules(spec, &[]).states(model.width.value.into());
     let fuse = spec.pipeline.fuse.value;
     let input = estimate::Input { shape, partition: layers, program, fuse, states, versions };
     let memory = (versions.len() == layers.len()).then(|| estimate::memory(&input))?;

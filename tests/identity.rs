@@ -253,6 +253,7 @@ fn updates_of_many_calls_agree_on_one_and_four_ranks() {
         "muon { lr = 1e-2, group \"block.*.attn.*\" = lion { lr = 1e-3 } }",
         "normuon { lr = 1e-2, clip = per_tensor(0.01) }",
         "mars",
+        "soap { lr = 1e-2, frequency = 3, clip = per_tensor(0.1) }",
     ] {
         let optimizer = format!("optimizer={optimizer}");
         let with = |more: &[&str]| losses(&project, &[&["pipeline.schedule=one_f_one_b", &optimizer], more].concat());

@@ -105,6 +105,7 @@ fn updates_of_many_calls_stay_in_the_arena() {
     let project = Project::new(SPEC);
     for (optimizer, schedule, weights) in [
         ("muon { clip = per_stage(1) }", "async_1f1b", "current"),
+        ("soap { frequency = 2, max_dim = 120, clip = per_stage(1) }", "async_1f1b", "double_buffer"),
         ("muon { group head = adan }", "async_1f1b", "predict"),
         (
             "normuon { clip = per_tensor(0.5), group \"*.mlp.*.weight\" = mars, group head = lion }",

@@ -370,6 +370,7 @@ mod artifact_types {
         Muon { momentum: f64, scale: MuonScale, decay: f64 },
         NorMuon { momentum: f64, beta2: f64, decay: f64 },
         Mars { beta1: f64, beta2: f64, eps: f64, gamma: f64, decay: f64 },
+        Soap { beta1: f64, beta2: f64, eps: f64, frequency: u64, max_dim: u32, decay: f64 },
     }
 }
 

@@ -279,6 +279,7 @@ fn optimizers_with_faults() {
         "optimizer = muon { scale = torch, betas = (0.9, 0.95) }",
         "optimizer = muon { scale = original }",
         "optimizer = mars { gamma = 2 }",
+        "optimizer = soap { frequency = 0, max_dim = 1.5 }",
         "optimizer = adamw { group = sgd { lr = 1 } }",
         "optimizer = adamw { group embeding = sgd { lr = 1 } }",
         "optimizer = adamw { group [] = lion, group 4 = lion }",

@@ -43,6 +43,10 @@ fn groups_and_clipping() {
     let normuon = of("normuon { betas = (0.9, 0.8), group [embedding, head, vector] = adamw }");
     assert_eq!(normuon.optimizer.value, Optimizer::NorMuon { momentum: 0.9, beta2: 0.8, decay: 0.1 });
     assert_eq!((normuon.groups.len(), normuon.groups[0].implied), (1, false));
+    let soap = of("soap { frequency = 4, max_dim = 96 }");
+    let (beta1, beta2, eps, decay) = (0.95, 0.95, 1e-8, 0.01);
+    assert_eq!(soap.optimizer.value, Optimizer::Soap { beta1, beta2, eps, frequency: 4, max_dim: 96, decay });
+    assert_eq!((soap.groups.len(), soap.groups[0].implied, soap.groups[0].selectors.len()), (1, true, 3));
     let set = load(&text, &["optimizer=muon { group embedding = sgd { lr = 1 } }"]);
     assert_eq!(set.groups.len(), 2);
 }

@@ -1,7 +1,7 @@
 //! Hyper-parameters of an update, as its kernels read them: `artifact::optimizer` has formulas and layout.
 //! Computed in f64 and rounded once.
 
-use artifact::optimizer::{Correction, HYPER_CORRECTION, HYPER_KEPT, HYPER_LEN, Optimizer};
+use artifact::optimizer::{Correction, FIRST_TURNS, HYPER_CORRECTION, HYPER_KEPT, HYPER_LEN, Optimizer};
 use artifact::program::LearningRate;
 
 /// Learning rate of a 0-based update.
@@ -141,6 +141,19 @@ fn constants(optimizer: &Optimizer, lr: f64, step: u64, vector: &mut [f64; HYPER
             vector[8] = gamma * beta1 / (1.0 - beta1);
             1.0 - lr * decay
         }
+        Optimizer::Soap { beta1, beta2, eps, frequency, decay, .. } => {
+            averages(9, beta2);
+            let turns = if step == 1 { FIRST_TURNS } else { u32::from((step - 1).is_multiple_of(frequency)) };
+            (vector[5], vector[11]) = (eps, turns.into());
+            if step == 1 {
+                (vector[4], vector[8]) = (1.0, 1.0);
+                return 1.0;
+            }
+            let corrected = |beta: f64| 1.0 - libm::pow(beta, (step - 1) as f64);
+            vector[..4].copy_from_slice(&[beta1, 1.0 - beta1, beta2, 1.0 - beta2]);
+            (vector[4], vector[6]) = (1.0 / corrected(beta2), lr / corrected(beta1));
+            1.0 - lr * decay
+        }
         Optimizer::Adan { beta1, beta2, beta3, eps, decay } => {
             averages(0, beta1);
             averages(2, beta2);
@@ -230,6 +243,25 @@ mod tests {
         assert_eq!(mars[8], 0.475);
         mars[8] = 0.0;
         assert_eq!(mars, at(Optimizer::AdamW { beta1, beta2, eps, decay }));
+    }
+
+    #[test]
+    fn soap_makes_its_bases_first_and_counts_from_there() {
+        let (beta1, beta2, eps, frequency, decay) = (0.9, 0.95, 1e-8, 3, 0.1);
+        let soap = Optimizer::Soap { beta1, beta2, eps, frequency, max_dim: 9, decay };
+        let at = |optimizer, update| vectors(&optimizer, &LearningRate::Constant { lr: 0.5 }, update, &Terms::NONE);
+        let averages = [0.95, 0.05].map(|x: f64| x as f32);
+        let [first, _] = at(soap, 0);
+        assert_eq!(first[..4], [0.0; 4]);
+        assert_eq!((first[6], first[7], first[8], first[11]), (0.0, 1.0, 1.0, FIRST_TURNS as f32));
+        assert_eq!(first[9..11], averages);
+        for update in 1..9 {
+            let [mut h, without] = at(soap, update);
+            assert_eq!((h[8], h[11]), (0.0, f32::from(u8::from(update % 3 == 0))), "update {update}");
+            assert_eq!((h[9..11].to_vec(), without[7]), (averages.to_vec(), 1.0));
+            h[9..12].fill(0.0);
+            assert_eq!(h, at(Optimizer::AdamW { beta1, beta2, eps, decay }, update - 1)[0]);
+        }
     }
 
     #[test]

@@ -9,8 +9,15 @@ use model::target::Target;
 use model::workspace::scratch_bytes;
 
 pub const FORMS: [Form; 3] = [Form::NN, Form::NT, Form::TN];
-pub const EPILOGUES: [Epilogue; 6] =
-    [Epilogue::Store, Epilogue::Bias, Epilogue::BiasResidual, Epilogue::BiasGelu, Epilogue::GeluGrad, BLEND];
+pub const EPILOGUES: [Epilogue; 7] = [
+    Epilogue::Store,
+    Epilogue::Bias,
+    Epilogue::BiasResidual,
+    Epilogue::BiasGelu,
+    Epilogue::GeluGrad,
+    BLEND,
+    Epilogue::Average,
+];
 /// 1.5 AB - 0.25 r
 const BLEND: Epilogue = Epilogue::Blend { product_bits: 1.5f32.to_bits(), other_bits: (-0.25f32).to_bits() };
 
@@ -103,11 +110,14 @@ pub fn check(kernel: Kernel, target: Target) {
     let mut data = factors_of(&m, kernel.dtype).to_vec();
     let ab = product(&m, kernel.products, data[0].f32(), data[1].f32());
     let biased = ab.iter().enumerate().map(|(i, x)| x + f64::from(bias[i % n])).collect::<Vec<_>>();
+    let mut hyper = vec![0.0; artifact::optimizer::HYPER_LEN];
+    (hyper[9], hyper[10]) = (0.75, 0.25);
     let inputs: &[&Vec<f32>] = match m.epilogue {
         Epilogue::Store | Epilogue::Gradient(_) => &[],
         Epilogue::Bias | Epilogue::BiasGelu => &[&bias],
         Epilogue::BiasResidual => &[&bias, &full],
         Epilogue::GeluGrad | Epilogue::Blend { .. } => &[&full],
+        Epilogue::Average => &[&hyper],
     };
     data.extend(inputs.iter().map(|x| Data::F32((*x).clone())));
     let expected = match m.epilogue {
@@ -117,8 +127,12 @@ pub fn check(kernel: Kernel, target: Target) {
         Epilogue::BiasGelu => vec![biased.clone(), biased.iter().map(|x| gelu(*x)).collect()],
         Epilogue::GeluGrad => vec![ab.iter().zip(&full).map(|(x, pre)| x * gelu_grad(f64::from(*pre))).collect()],
         Epilogue::Blend { .. } => vec![ab.iter().zip(&full).map(|(x, r)| 1.5 * x - 0.25 * f64::from(*r)).collect()],
+        Epilogue::Average => vec![ab.iter().zip(&full).map(|(x, r)| 0.25 * x + 0.75 * f64::from(*r)).collect()],
     };
-    data.extend(expected.iter().map(|_| Data::unset(len)));
+    match m.epilogue {
+        Epilogue::Average => data.push(Data::F32(full)),
+        _ => data.extend(expected.iter().map(|_| Data::unset(len))),
+    }
     // What is stored is rounded to the nearest bf16.
     let rounding = if kernel.dtype == Dtype::Bf16 { 2f64.powi(-8) } else { 0.0 };
     let after = narrow::call(&Runnable::of(kernel, target), &data);

@@ -92,6 +92,29 @@ fn momentum_looks_ahead_and_a_correction_remembers() {
 }
 
 #[test]
+fn moments_are_averaged_and_precondition() {
+    let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
+    h[..6].copy_from_slice(&[0.9, 0.1, 0.8, 0.2, 1.25, 1e-3]);
+    for target in targets() {
+        for len in LENGTHS {
+            let (g, m, v) = (random(1, len), random(2, len), squares(3, len));
+            let wide = |x: &[f32], i: usize| f64::from(x[i]);
+            let data = [h.clone(), g.clone(), m.clone()].map(Data::F32);
+            let after = run(KernelOp::Part(UpdatePart::Average { len: len as u64 }), target, &data);
+            let average: Vec<f64> = (0..len).map(|i| 0.9 * wide(&m, i) + 0.1 * wide(&g, i)).collect();
+            assert_close("average", after[2].f32(), &average, 3e-7);
+            let [h, g, m, v] = [h.clone(), g, m, v].map(Data::F32);
+            let data = [h, g.clone(), m.clone(), v.clone(), Data::unset(len)];
+            let after = run(KernelOp::Part(UpdatePart::Precondition { len: len as u64 }), target, &data);
+            let moment: Vec<f64> = (0..len).map(|i| 0.8 * wide(v.f32(), i) + 0.2 * wide(g.f32(), i).powi(2)).collect();
+            let x: Vec<f64> = (0..len).map(|i| wide(m.f32(), i) / ((1.25 * moment[i]).sqrt() + 1e-3)).collect();
+            assert_close("v", after[3].f32(), &moment, 3e-7);
+            assert_close("x", after[4].f32(), &x, 1e-6);
+        }
+    }
+}
+
+#[test]
 fn columns_are_divided_by_the_root_of_their_moment() {
     let mut h = vec![0.0f32; artifact::optimizer::HYPER_LEN];
     (h[2], h[3]) = (0.9, 0.1);

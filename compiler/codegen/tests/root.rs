@@ -18,5 +18,6 @@ mod rows;
 mod sinks;
 mod tensor;
 mod tensor_layout;
+mod turn;
 mod update;
 mod updates;

@@ -11,19 +11,19 @@ use model::update::{Arg, UpdatePlan};
 use std::collections::HashMap;
 
 const STEPS: u64 = 50;
-const RATE: f64 = 0.02;
+pub const RATE: f64 = 0.02;
 
 /// A stage's parameters with what an update reads and writes beside them.
-struct Stage {
+pub struct Stage {
     plan: UpdatePlan,
     kernels: HashMap<KernelOp, Runnable>,
     optimizer: Optimizer,
     /// By parameter: the weight, then its buffers.
-    buffers: Vec<Vec<Vec<f32>>>,
+    pub buffers: Vec<Vec<Vec<f32>>>,
 }
 
 impl Stage {
-    fn new(optimizer: Optimizer, scale: MuonScale, clip: Option<Clip>, shapes: &[&[u64]], cpu: CpuClass) -> Self {
+    pub fn new(optimizer: Optimizer, scale: MuonScale, clip: Option<Clip>, shapes: &[&[u64]], cpu: CpuClass) -> Self {
         let rule = UpdateRule::plain(optimizer.kind());
         let rules = Rules::new(Vec::new(), GroupRule::new(Vec::new(), rule, scale), clip);
         let mut graph = model::graph::Graph::new(1, 1);
@@ -52,7 +52,7 @@ impl Stage {
     }
 
     /// One update.
-    fn update(&mut self, step: u64, mut gradients: Vec<Vec<f32>>) {
+    pub fn update(&mut self, step: u64, mut gradients: Vec<Vec<f32>>) {
         let hyper = Data::F32(hyper(self.optimizer, step as i32 + 1));
         // What an update finds there must not matter.
         let mut temporaries: Vec<Data> = self
@@ -110,6 +110,20 @@ fn hyper(optimizer: Optimizer, step: i32) -> Vec<f32> {
             average(2, beta2);
             h[6] = RATE;
         }
+        Optimizer::Soap { beta2, eps, .. } if step == 1 => {
+            average(9, beta2);
+            (h[4], h[5], h[8], h[11]) = (1.0, eps, 1.0, artifact::optimizer::FIRST_TURNS.into());
+            h[7] = 1.0;
+            return h.iter().map(|&x| x as f32).collect();
+        }
+        Optimizer::Soap { beta1, beta2, eps, frequency, .. } => {
+            let corrected = |beta: f64| 1.0 - beta.powi(step - 1);
+            average(0, beta1);
+            average(2, beta2);
+            average(9, beta2);
+            (h[4], h[5], h[6]) = (1.0 / corrected(beta2), eps, RATE / corrected(beta1));
+            h[11] = f64::from((step as u64 - 1).is_multiple_of(frequency));
+        }
         Optimizer::Mars { beta1, beta2, eps, .. } | Optimizer::AdamW { beta1, beta2, eps, .. } => {
             average(0, beta1);
             average(2, beta2);
@@ -126,27 +140,27 @@ fn hyper(optimizer: Optimizer, step: i32) -> Vec<f32> {
 
 /// A matrix in f64.
 #[derive(Clone)]
-struct Matrix {
-    rows: usize,
-    columns: usize,
-    x: Vec<f64>,
+pub struct Matrix {
+    pub rows: usize,
+    pub columns: usize,
+    pub x: Vec<f64>,
 }
 
 impl Matrix {
-    fn new(shape: &[u64], x: &[f32]) -> Self {
+    pub fn new(shape: &[u64], x: &[f32]) -> Self {
         let columns = shape.get(1).map_or(1, |&c| c as usize);
         Matrix { rows: shape[0] as usize, columns, x: x.iter().map(|x| f64::from(*x)).collect() }
     }
 
-    fn zeros(&self) -> Self {
+    pub fn zeros(&self) -> Self {
         self.map(|_| 0.0)
     }
 
-    fn map(&self, f: impl Fn(f64) -> f64) -> Self {
+    pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Matrix { x: self.x.iter().map(|&x| f(x)).collect(), ..*self }
     }
 
-    fn with(&self, other: &Self, f: impl Fn(f64, f64) -> f64) -> Self {
+    pub fn with(&self, other: &Self, f: impl Fn(f64, f64) -> f64) -> Self {
         Matrix { x: self.x.iter().zip(&other.x).map(|(&a, &b)| f(a, b)).collect(), ..*self }
     }
 
@@ -154,12 +168,12 @@ impl Matrix {
         self.x.iter().map(|x| x * x).sum::<f64>().sqrt()
     }
 
-    fn transposed(&self) -> Self {
+    pub fn transposed(&self) -> Self {
         let x = (0..self.rows * self.columns).map(|i| self.x[i % self.rows * self.columns + i / self.rows]);
         Matrix { rows: self.columns, columns: self.rows, x: x.collect() }
     }
 
-    fn times(&self, other: &Self) -> Self {
+    pub fn times(&self, other: &Self) -> Self {
         let mut x = vec![0.0; self.rows * other.columns];
         for i in 0..self.rows {
             for k in 0..self.columns {
@@ -241,13 +255,14 @@ fn decay(optimizer: Optimizer) -> f64 {
         Optimizer::Muon { decay, .. }
         | Optimizer::NorMuon { decay, .. }
         | Optimizer::Mars { decay, .. }
+        | Optimizer::Soap { decay, .. }
         | Optimizer::AdamW { decay, .. } => decay,
         other => panic!("{other:?} has no formula here"),
     }
 }
 
 /// Gradients of a step: different sizes, and a direction that stays for the momentum to find.
-fn gradients(shapes: &[&[u64]], step: u64) -> Vec<Vec<f32>> {
+pub fn gradients(shapes: &[&[u64]], step: u64) -> Vec<Vec<f32>> {
     let of = |(i, shape): (u64, &&[u64])| {
         let len = shape.iter().product::<u64>() as usize;
         let (lasting, new) = (random(100 + i, len), random(1000 + 10 * step + i, len));

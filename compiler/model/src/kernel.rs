@@ -48,7 +48,7 @@ pub enum KernelOp {
     Part(UpdatePart),
 }
 
-pub use crate::part::{Factor, UpdatePart};
+pub use crate::part::{Factor, Side, UpdatePart};
 pub use dsl::spec::{Dtype, Products};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -89,6 +89,8 @@ pub enum Epilogue {
     GeluGrad,
     /// r [m,n] -> c = product AB + other r; the factors are f32.
     Blend { product_bits: u32, other_bits: u32 },
+    /// hyper, inout c [m,n] = h9 c + h10 AB
+    Average,
     /// A weight gradient (form TN): the sink's operands.
     Gradient(Sink),
 }

@@ -159,6 +159,7 @@ fn matmul_name(matmul: &MatMul) -> String {
         Epilogue::BiasGelu => "_bias_gelu".into(),
         Epilogue::GeluGrad => "_gelu_grad".into(),
         Epilogue::Blend { product_bits, other_bits } => format!("_blend_{product_bits:08x}_{other_bits:08x}"),
+        Epilogue::Average => "_average".into(),
         Epilogue::Gradient(sink) => format!("_grad_{}", sink_name(*sink)),
     };
     format!("matmul_{form}_{m}x{n}x{k}{epilogue}")

@@ -218,6 +218,7 @@ impl List {
             Epilogue::BiasResidual => _ = self.read(words(&[n])).take(c).give(c),
             Epilogue::BiasGelu => _ = self.read(words(&[n])).give(c).give(c),
             Epilogue::GeluGrad | Epilogue::Blend { .. } => _ = self.take(c).give(c),
+            Epilogue::Average => _ = self.read(HYPER_BYTES).update(4 * c),
             Epilogue::Gradient(sink) => self.sink(c, sink, true),
         }
     }

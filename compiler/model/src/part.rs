@@ -23,6 +23,32 @@ pub enum UpdatePart {
     /// hyper, inout x [rows, width], v [width]: v = b2 v + (1-b2) (mean of the squares of x's column); the column is divided by
     /// sqrt(v) + 1e-10. NorMuon.
     Columns { rows: u32, width: u32 },
+    /// hyper, g [len], inout m [len]: m = b1 m + (1-b1) g. SOAP.
+    Average { len: u64 },
+    /// hyper, g, m [len], inout v [len] -> x [len]: v = b2 v + (1-b2) g²; x = m / (sqrt(h4 v) + eps). SOAP.
+    Precondition { len: u64 },
+    /// hyper, a [dim, dim], symmetric, inout q [dim, dim], v [rows, columns] -> work [dim + 4, dim]. SOAP: see [`Side`].
+    ///
+    /// q is the unit matrix if h8 is 1. Then, as often as h11 says: q's columns are sorted by the diagonal of qᵀ a q, the largest first, the first
+    /// of equal ones first, and v along the side in the same way; q becomes the Q of the QR decomposition of a q, by reflections.
+    /// Every sum is ascending, in fused multiply-adds; the squares of a column are summed in f64. `work` holds what is in the making, and nothing if h11 is 0.
+    Turn { rows: u32, columns: u32, side: Side },
+}
+
+/// The side of a matrix [rows, columns] whose basis turns; `dim` is its length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    Rows,
+    Columns,
+}
+
+impl Side {
+    pub fn dim(self, rows: u32, columns: u32) -> u32 {
+        match self {
+            Side::Rows => rows,
+            Side::Columns => columns,
+        }
+    }
 }
 
 /// What [`UpdatePart::Scale`] multiplies by; n is the norm.
@@ -52,6 +78,15 @@ impl UpdatePart {
                 let (rows, width) = (u64::from(rows), u64::from(width));
                 list.read(HYPER_BYTES).update(4 * rows * width).update(4 * width);
             }
+            UpdatePart::Average { len } => _ = list.read(HYPER_BYTES).read(4 * len).update(4 * len),
+            UpdatePart::Precondition { len } => {
+                list.read(HYPER_BYTES).read(4 * len).read(4 * len).update(4 * len).write(4 * len);
+            }
+            UpdatePart::Turn { rows, columns, side } => {
+                let dim = u64::from(side.dim(rows, columns));
+                list.read(HYPER_BYTES).read(4 * dim * dim).update(4 * dim * dim);
+                list.update(4 * u64::from(rows) * u64::from(columns)).write(Self::work_bytes(dim));
+            }
         }
     }
 
@@ -68,6 +103,20 @@ impl UpdatePart {
             UpdatePart::Momentum { len } => format!("momentum_{len}"),
             UpdatePart::Correct { len } => format!("correct_{len}"),
             UpdatePart::Columns { rows, width } => format!("columns_{rows}x{width}"),
+            UpdatePart::Average { len } => format!("average_{len}"),
+            UpdatePart::Precondition { len } => format!("precondition_{len}"),
+            UpdatePart::Turn { rows, columns, side } => {
+                let side = match side {
+                    Side::Rows => "rows",
+                    Side::Columns => "columns",
+                };
+                format!("turn_{rows}x{columns}_{side}")
+            }
         }
+    }
+
+    /// Of [`UpdatePart::Turn`].
+    pub fn work_bytes(dim: u64) -> u64 {
+        4 * (dim + 4) * dim
     }
 }

@@ -94,12 +94,18 @@ impl Rules {
         &self.groups[self.group(name, shape)]
     }
 
-    /// Buffers as large as a weight that are kept beside it: of the embedding, of a block's matrices, of the head.
-    pub fn states(&self) -> [usize; 3] {
-        ["embed.tok", "block.0.attn.qkv.weight", "head.weight"].map(|name| {
-            let shape = [2, 2];
-            let buffers = self.of(name, &shape).rule.buffers(&shape);
-            buffers.iter().filter(|(_, len)| *len == shape.iter().product::<u64>()).count()
+    /// Values that are kept beside each weight, rounded: of the embedding, of a block of this width, of the head.
+    pub fn states(&self, width: u64) -> [usize; 3] {
+        let square = [width.max(1); 2];
+        let block = [("attn.qkv", [1, 3]), ("attn.out", [1, 1]), ("mlp.up", [1, 4]), ("mlp.down", [4, 1])];
+        let block = block.map(|(name, by)| (format!("block.0.{name}.weight"), [by[0] * square[0], by[1] * square[1]]));
+        let ends = ["embed.tok", "head.weight"].map(|name| [(name.to_owned(), square)]);
+        [&ends[0][..], &block, &ends[1]].map(|weights| {
+            let len = |shape: &[u64]| shape.iter().map(|&d| u128::from(d)).product::<u128>();
+            let all: u128 = weights.iter().map(|(_, shape)| len(shape)).sum();
+            let buffers = weights.iter().flat_map(|(name, shape)| self.of(name, shape).rule.buffers(shape));
+            let kept: u128 = buffers.map(|(_, len)| u128::from(len)).sum();
+            ((kept + all / 2) / all) as usize
         })
     }
 
@@ -133,6 +139,9 @@ pub fn optimizer(asked: Optimizer) -> artifact::optimizer::Optimizer {
         Optimizer::Muon { momentum, decay, .. } => Bundled::Muon { momentum, decay },
         Optimizer::NorMuon { momentum, beta2, decay } => Bundled::NorMuon { momentum, beta2, decay },
         Optimizer::Mars { beta1, beta2, eps, gamma, decay } => Bundled::Mars { beta1, beta2, eps, gamma, decay },
+        Optimizer::Soap { beta1, beta2, eps, frequency, max_dim, decay } => {
+            Bundled::Soap { beta1, beta2, eps, frequency, max_dim, decay }
+        }
     }
 }
 
@@ -201,7 +210,7 @@ pub fn check(spec: &Spec, rules: &Rules, params: &[ParamDecl]) -> Vec<Diagnostic
 }
 
 fn for_matrices(kind: OptimizerKind) -> bool {
-    matches!(kind, OptimizerKind::Muon | OptimizerKind::NorMuon)
+    matches!(kind, OptimizerKind::Muon | OptimizerKind::NorMuon | OptimizerKind::Soap { .. })
 }
 
 fn shadowed(group: &Group, by: &Group, name: &str) -> Diagnostic {

@@ -8,9 +8,16 @@
 //! With n the smaller and d the larger dimension, the iteration needs two matrices n x n and one n x d beside the accumulator, between
 //! which and the accumulator X goes back and forth. The longer side is never multiplied with itself: A = X Xᵀ for wide matrices, XᵀX
 //! for tall ones, so that nothing is transposed in memory. The factor of the step's length goes into the last product.
+//!
+//! # SOAP
+//!
+//! All calls are made at every update. Those that turn the bases come last, and read from the hyper-parameters how often: at most updates not
+//! at all. Two matrices as large as the weight are needed beside the accumulator, and then, for a side of length d, d² + 4 d values.
 
 use crate::gpt::ParamDecl;
-use crate::kernel::{Dtype, Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, UpdatePart, UpdateRule, Writes};
+use crate::kernel::{
+    Dtype, Epilogue, Factor, Form, KernelOp, MatMul, OptimizerKind, Side, UpdatePart, UpdateRule, Writes,
+};
 use crate::rules::{Clip, GroupRule, MuonScale, Rules};
 
 /// An argument of a kernel call, before it has a place.
@@ -164,6 +171,7 @@ impl Writer<'_> {
         let direction = match rule.kind {
             OptimizerKind::Muon => self.muon(shape, factor(group.scale, shape)),
             OptimizerKind::NorMuon => self.normuon(shape),
+            OptimizerKind::Soap { .. } => self.soap(shape, rule.kind),
             OptimizerKind::Mars => {
                 self.part(UpdatePart::Correct { len }, &[Arg::Hyper, Arg::Gradient, Arg::State(0)]);
                 self.at_most(1.0);
@@ -179,6 +187,9 @@ impl Writer<'_> {
         self.push(KernelOp::Update { len, rule }, &args);
         if let (true, Some(last)) = (self.copied, self.plan.steps.last_mut()) {
             last.dtype = Dtype::Bf16;
+        }
+        if let OptimizerKind::Soap { .. } = group.rule.kind {
+            self.turns(shape, group.rule.kind);
         }
     }
 
@@ -210,6 +221,63 @@ impl Writer<'_> {
         x[0]
     }
 
+    /// The step in the bases of the rotated sides, rotated back; gives its place.
+    fn soap(&mut self, shape: &[u64], kind: OptimizerKind) -> Arg {
+        let (len, [m, v]) = (self.len, [0, 1].map(Arg::State));
+        let (rows, columns) = (shape[0] as u32, shape[1] as u32);
+        let sides = sides(kind.rotates(shape));
+        let x = self.plan.temporary(4 * len);
+        let y = if sides.iter().any(Option::is_some) { self.plan.temporary(4 * len) } else { x };
+        let products = [((rows, rows, columns), Form::NT), ((columns, columns, rows), Form::TN)];
+        for (side, (product, form)) in sides.into_iter().zip(products) {
+            if let Some((moments, _)) = side {
+                self.matmul(product, form, Epilogue::Average, &[Arg::Gradient, Arg::Gradient, Arg::Hyper, moments]);
+            }
+        }
+        let bases = sides.map(|side| side.map(|(_, basis)| basis));
+        let gradient = self.rotated((rows, columns), bases, Way::Into, [Arg::Gradient, x, y]);
+        self.part(UpdatePart::Average { len }, &[Arg::Hyper, Arg::Gradient, m]);
+        let momentum = self.rotated((rows, columns), bases, Way::Into, [m, x, Arg::Gradient]);
+        self.part(UpdatePart::Precondition { len }, &[Arg::Hyper, gradient, momentum, v, x]);
+        self.rotated((rows, columns), bases, Way::Back, [x, Arg::Gradient, y])
+    }
+
+    /// What follows a step of SOAP, if hyper-parameters say so.
+    fn turns(&mut self, shape: &[u64], kind: OptimizerKind) {
+        let (rows, columns) = (shape[0] as u32, shape[1] as u32);
+        for (place, side) in sides(kind.rotates(shape)).into_iter().zip([Side::Rows, Side::Columns]) {
+            let Some((moments, basis)) = place else { continue };
+            let work = self.plan.temporary(UpdatePart::work_bytes(side.dim(rows, columns).into()));
+            let turn = UpdatePart::Turn { rows, columns, side };
+            self.part(turn, &[Arg::Hyper, moments, basis, Arg::State(1), work]);
+        }
+    }
+
+    /// A matrix in the bases, or out of them: `from`, a place for what is between, and one for the result; gives where it is.
+    fn rotated(
+        &mut self,
+        (rows, columns): (u32, u32),
+        [left, right]: [Option<Arg>; 2],
+        way: Way,
+        [from, between, to]: [Arg; 3],
+    ) -> Arg {
+        let (left_form, right_form) = match way {
+            Way::Into => (Form::TN, Form::NN),
+            Way::Back => (Form::NN, Form::NT),
+        };
+        let mut at = from;
+        if let Some(basis) = left {
+            let result = if right.is_some() { between } else { to };
+            self.matmul((rows, columns, rows), left_form, Epilogue::Store, &[basis, at, result]);
+            at = result;
+        }
+        if let Some(basis) = right {
+            self.matmul((rows, columns, columns), right_form, Epilogue::Store, &[at, basis, to]);
+            at = to;
+        }
+        at
+    }
+
     fn normuon(&mut self, shape: &[u64]) -> Arg {
         let x = self.muon(shape, 1.0);
         let [rows, width] = [0, 1].map(|i| shape[i] as u32);
@@ -222,6 +290,19 @@ impl Writer<'_> {
     fn matmul(&mut self, (m, n, k): (u32, u32, u32), form: Form, epilogue: Epilogue, args: &[Arg]) {
         self.push(KernelOp::MatMul(MatMul { m, n, k, form, epilogue }), args);
     }
+}
+
+/// The moments and the basis of the rows and of the columns, where they are rotated: see [`OptimizerKind::prepared`].
+fn sides([rows, columns]: [bool; 2]) -> [Option<(Arg, Arg)>; 2] {
+    let at = |first: usize| (Arg::State(first), Arg::State(first + 1));
+    [rows.then(|| at(2)), columns.then(|| at(if rows { 4 } else { 2 }))]
+}
+
+/// Which way a matrix is rotated.
+#[derive(Clone, Copy)]
+enum Way {
+    Into,
+    Back,
 }
 
 /// What an orthogonal matrix is multiplied by; weights are `[in, out]`.

@@ -10,7 +10,7 @@
 //! 3. Two lasting buffers of a rank do not overlap, in any slot.
 //! 4. A temporary overlaps no lasting buffer.
 //! 5. Within a body, a temporary is read as it was written last: no other write touched its bytes in between.
-//! 6. Within a body, no call reads a weight, whichever version, or a state after a call that updated it: a new version may take the
+//! 6. Within a body, no call reads a weight, whichever version, or a state (but for U) after a call that updated it: a new version may take the
 //!    place of the one that the body reads.
 //! 7. Within a call, what is written overlaps no other argument. The newest version of a weight and the one after it are different slots
 //!    of their ring, and so are weights and their prediction. Of weights with several versions an update writes the next one, all else reads that
@@ -22,7 +22,7 @@ use crate::arena::one;
 use crate::build::Build;
 use crate::kernel::Kernel;
 use crate::operands::{Access, HYPER_BYTES};
-use artifact::program::{Bodies, Call, Memory, Place, Selector, Stage};
+use artifact::program::{Bodies, Call, Memory, Param, Place, Selector, Stage};
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ pub fn verify(build: &Build) -> Result<(), String> {
                 arguments(&build.kernels, call, total).map_err(at)?;
             }
             let at = |what: String| format!("stage {}, {name}: {what}", stage.stage);
-            weights_before_updates(&build.kernels, stage, body).map_err(at)?;
+            weights_before_updates(&build.kernels, stage, body, name != "U").map_err(at)?;
         }
     }
     for (rank, memory) in build.memory.iter().enumerate() {
@@ -107,10 +107,13 @@ fn arguments(kernels: &[Kernel], call: &Call, total: u64) -> Result<(), String> 
     Ok(())
 }
 
-fn weights_before_updates(kernels: &[Kernel], stage: &Stage, body: &[Call]) -> Result<(), String> {
-    // The states too: a correction may have the backward pass read one of them.
-    let weights: HashSet<u64> =
-        stage.params.iter().flat_map(|p| p.state.iter().chain([&p.weight]).chain(&p.copy)).map(|p| p.offset).collect();
+/// `states`: those too, since a correction may have the backward pass read one of them. U may come back to a state.
+fn weights_before_updates(kernels: &[Kernel], stage: &Stage, body: &[Call], states: bool) -> Result<(), String> {
+    let of = |p: &Param| -> Vec<Place> {
+        let states = p.state.iter().filter(|_| states);
+        states.chain([&p.weight]).chain(&p.copy).copied().collect()
+    };
+    let weights: HashSet<u64> = stage.params.iter().flat_map(of).map(|p| p.offset).collect();
     let mut updated = HashSet::new();
     for call in body {
         let all = accesses(kernels, call);

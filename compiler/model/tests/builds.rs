@@ -30,11 +30,14 @@ fn adamw() -> Rules {
 
 /// Muon for matrices, AdamW for the rest, clipped by the norm of a stage.
 fn muon() -> Rules {
-    let rule = |kind| (UpdateRule::plain(kind), MuonScale::MatchAdamW);
-    let (adamw, scale) = rule(OptimizerKind::AdamW);
+    for_matrices(OptimizerKind::Muon, Some(Clip::PerStage { max: 1.0 }))
+}
+
+/// AdamW for what is no matrix.
+fn for_matrices(kind: OptimizerKind, clip: Option<Clip>) -> Rules {
+    let group = |selectors, kind| GroupRule::new(selectors, UpdateRule::plain(kind), MuonScale::MatchAdamW);
     let kinds = [ParamKind::Embedding, ParamKind::Head, ParamKind::Vector].map(Selector::Kind);
-    let rest = GroupRule::new(Vec::new(), rule(OptimizerKind::Muon).0, scale);
-    Rules::new(vec![GroupRule::new(kinds.to_vec(), adamw, scale)], rest, Some(Clip::PerStage { max: 1.0 }))
+    Rules::new(vec![group(kinds.to_vec(), OptimizerKind::AdamW)], group(Vec::new(), kind), clip)
 }
 
 fn built(dims: Dims, program: &Program, fuse: bool, cpu: CpuClass) -> Build {
@@ -208,6 +211,37 @@ fn the_stash_is_as_documented() {
     assert_eq!(build.memory[1].stash, 4 * words + version);
     let split = built(Dims { layers: 2, ..BENCH }, &flush(4, 1, true), true, CpuClass::X86V4);
     assert_eq!(split.memory[1].stash, 4 * (words + 10 * rows * width) + version);
+}
+
+/// With SOAP a matrix has AdamW's two states, and moments and a basis for each side that is rotated.
+#[test]
+fn soap_plans_its_workspace() {
+    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32 };
+    let program = &flush(1, 1, false);
+    let (partition, recompute, target) = (&cut(&dims, 1), Recompute::None, CpuClass::X86V4.into());
+    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, recompute, program, target });
+    let (adamw, soap) = (of(&adamw()), |max_dim| for_matrices(OptimizerKind::Soap { max_dim }, None));
+    let squares = |sides: &[u64]| 4 * 2 * 2 * sides.iter().map(|side| side * side).sum::<u64>();
+    // qkv, out, up and down of a block.
+    for (max_dim, sides, work, kernels) in [
+        (1000, &[40, 120, 40, 40, 40, 160, 160, 40][..], 164 * 160, 8),
+        (120, &[40, 120, 40, 40, 40, 40], 124 * 120, 6),
+        (39, &[], 0, 0),
+    ] {
+        let build = of(&soap(max_dim));
+        assert_eq!(verify(&build), Ok(()));
+        assert_eq!(build.memory[0].optimizer - adamw.memory[0].optimizer, squares(sides), "max_dim {max_dim}");
+        // Of the MLP's matrices: two beside the accumulator, then what turns the longest side.
+        let temporaries = if sides.is_empty() { 160 * 40 } else { work.max(2 * 160 * 40) };
+        let least = adamw.memory[0].activations;
+        assert_eq!(build.memory[0].activations, least.max(2 * 64 + 4 * temporaries), "max_dim {max_dim}");
+        let turns = build.kernels.iter().filter(|k| k.name.starts_with("turn_"));
+        assert_eq!(turns.count(), kernels, "max_dim {max_dim}");
+    }
+    let states = |max_dim, width| soap(max_dim).states(width);
+    // A block's squares come to 92 widths squared, its matrices to 12.
+    assert_eq!((states(1000, 40), states(39, 40), self::adamw().states(40)), ([2, 10, 2], [2, 2, 2], [2, 2, 2]));
+    assert_eq!((muon().states(64), for_matrices(OptimizerKind::NorMuon, None).states(64)), ([2, 1, 2], [2, 1, 2]));
 }
 
 /// With Muon a matrix has one state, and the update's temporaries share memory with the passes'.

@@ -186,6 +186,9 @@ fn update_part(call: &mut Call, part: UpdatePart) {
                 };
             }
         }
+        UpdatePart::Average { .. } | UpdatePart::Precondition { .. } | UpdatePart::Turn { .. } => {
+            panic!("no interpreted model has SOAP")
+        }
         UpdatePart::Columns { rows, width } => {
             let h = call.read();
             let (x, v) = (call.next(), call.next());
@@ -369,6 +372,7 @@ fn mat_mul(call: &mut Call, matmul: &MatMul) {
             let [product, other] = [product_bits, other_bits].map(|bits| f64::from(f32::from_bits(bits)));
             c.iter_mut().zip(call.read()).for_each(|(c, r)| *c = product * *c + other * r);
         }
+        Epilogue::Average => panic!("no interpreted model has SOAP"),
         Epilogue::Gradient(sink) => return call.sink(sink, c),
     }
     call.write(c);

@@ -68,6 +68,7 @@ impl Setting<'_> {
                 h[6] = lr;
                 decay
             }
+            Optimizer::Soap { .. } => panic!("no interpreted model has SOAP"),
             Optimizer::Adan { beta1, beta2, beta3, eps, decay } => {
                 averages(0, beta1);
                 averages(2, beta2);

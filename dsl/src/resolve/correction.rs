@@ -221,6 +221,7 @@ fn one_momentum(cx: &mut Context, correction: &At<Correction>, optimizer: &At<Op
             ("normuon", "an orthogonal one of its own", "use `nadam`, or leave `correction` out")
         }
         Optimizer::Mars { .. } => ("mars", "a momentum of its own", "use `nadam`, or leave `correction` out"),
+        Optimizer::Soap { .. } => ("soap", "a momentum of its own", "use `nadam`, or leave `correction` out"),
     };
     refuse(cx, correction, optimizer, name, reason, help);
 }

@@ -78,7 +78,7 @@ pub(super) fn groups(cx: &mut Context, entries: &[&Entry], main: Option<&Rule>) 
     let mut groups = written.into_iter().collect::<Option<Vec<Group>>>()?;
     let (optimizer, learning_rate) = main?;
     let left: &[ParamKind] = match optimizer.value {
-        Optimizer::Muon { .. } | Optimizer::NorMuon { .. } => {
+        Optimizer::Muon { .. } | Optimizer::NorMuon { .. } | Optimizer::Soap { .. } => {
             &[ParamKind::Embedding, ParamKind::Head, ParamKind::Vector]
         }
         Optimizer::Mars { .. } => &[ParamKind::Vector],

@@ -20,7 +20,7 @@ struct Known {
 
 const LATER_KEYS: &[&str] = &["error_feedback", "correction", "dtype"];
 
-const KNOWN: [Known; 9] = [
+const KNOWN: [Known; 10] = [
     Known::new(
         "adamw",
         &["lr", "betas", "eps", "decay"],
@@ -36,9 +36,10 @@ const KNOWN: [Known; 9] = [
     Known::new("muon", &["lr", "momentum", "scale", "decay"], LATER_KEYS, muon, Some(1e-3)),
     Known::new("normuon", &["lr", "betas", "decay"], LATER_KEYS, normuon, Some(1e-3)),
     Known::new("mars", &["lr", "betas", "eps", "gamma", "decay"], LATER_KEYS, mars, Some(3e-3)),
+    Known::new("soap", &["lr", "betas", "eps", "frequency", "max_dim", "decay"], LATER_KEYS, soap, Some(3e-3)),
 ];
 /// Optimizers of the design that are not built.
-const LATER: [&str; 4] = ["adam", "adafactor", "lamb", "soap"];
+const LATER: [&str; 3] = ["adam", "adafactor", "lamb"];
 
 impl Known {
     const fn new(
@@ -192,6 +193,19 @@ fn mars(cx: &mut Context, section: &Section<'_>) -> Option<Optimizer> {
     let (eps, decay) = (eps(cx, section), unit_share(cx, section, "decay", 0.01));
     let [beta1, beta2] = betas?;
     Some(Optimizer::Mars { beta1, beta2, eps: eps?, gamma: gamma?, decay: decay? })
+}
+
+fn soap(cx: &mut Context, section: &Section<'_>) -> Option<Optimizer> {
+    let betas = betas(cx, section, [0.95, 0.95]);
+    let mut whole = |key, default| match section.value(cx, key) {
+        Some(value) => cx.count32(value, key, 1..=1_000_000).map(|at| at.value),
+        None => Some(default),
+    };
+    let (frequency, max_dim) = (whole("frequency", 10), whole("max_dim", 10_000));
+    let (eps, decay) = (eps(cx, section), unit_share(cx, section, "decay", 0.01));
+    let [beta1, beta2] = betas?;
+    let (frequency, max_dim) = (frequency?.into(), max_dim?);
+    Some(Optimizer::Soap { beta1, beta2, eps: eps?, frequency, max_dim, decay: decay? })
 }
 
 fn eps(cx: &mut Context, section: &Section<'_>) -> Option<f64> {

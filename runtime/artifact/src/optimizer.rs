@@ -15,6 +15,7 @@
 //! | `Muon` | m = b1 m + (1-b1) g; x = orthogonal((1-b1) g + b1 m); u = lr s x; w = (1 - lr decay) w - u | Jordan et al. 2024 (the Muon post and repository); `torch.optim.Muon` |
 //! | `NorMuon` | x as `Muon`; v = b2 v + (1-b2) (mean over rows of x²), one value a column; y = x / (sqrt(v) + 1e-10); u = lr 0.2 sqrt(rows columns) y / norm(y); w = (1 - lr decay) w - u | Li et al. 2025 (arXiv 2510.05491), algorithm 1 |
 //! | `Mars` | c = g + gamma b1/(1-b1) (g - the gradient before, 0 at first), divided by its norm if that is above 1; then `AdamW` with c for g | Yuan et al. 2024 (arXiv 2411.10438), MARS-AdamW as its authors run it: approximate, the gradient before is that of the batch and the weights before |
+//! | `Soap` | x = m~ / (sqrt(v/(1-b2^t)) + eps) / (1-b1^t) as in `AdamW`, but in the bases Q, P: v of Qᵀ g P, m~ = Qᵀ m P, t from 0; u = lr Q x Pᵀ; w = (1 - lr decay) w - u; then L = b2 L + (1-b2) g gᵀ, R = b2 R + (1-b2) gᵀ g, and the bases may turn | Vyas et al. 2024 (arXiv 2409.11321), algorithm 3, and the authors' code |
 //!
 //! `Muon` and `NorMuon` are for matrices. orthogonal(G): X = G / (norm(G) + 1e-7), then five times A = X Xᵀ (Xᵀ X if there are more rows
 //! than columns), X = 3.4445 X + (2.0315 A² - 4.7750 A) X (or X (…)). s is 0.2 sqrt(max(rows, columns)), with which steps are as long as
@@ -23,6 +24,14 @@
 //! matrix `[width, 3 width]`, not as three.
 //!
 //! Norms are Frobenius norms, with squares summed in f64.
+//!
+//! `Soap` is for matrices too. Its first update (t = 0) changes no weight, no m and no v: it makes L, R and the first bases, so that no gradient is measured in
+//! a basis of its own making. After each update whose t is a multiple of `frequency` the bases turn towards the eigenvectors of L and R, as in the
+//! authors' code: Q's columns are sorted by qᵀ L q, the largest first, v's rows with them, and Q becomes the Q of the QR decomposition
+//! (by Householder's reflections) of L Q; the same for P with v's columns. Where we differ: the first bases are [`FIRST_TURNS`] such turns from the unit
+//! matrix, where the authors' code takes the eigenvectors; m is kept in the weights' own basis, as in the paper, and the code's rotation of m
+//! from basis to basis comes to the same; the corrections for t are `AdamW`'s (eps is outside of that of v); decay is on the weight
+//! before the step. A side longer than `max_dim` is not rotated: it has no L and no Q. b2 is also that of L and R.
 //!
 //! A correction for the delay of gradients changes what is subtracted, not the optimizer's states. Decay stays outside:
 //!
@@ -51,19 +60,21 @@ use serde::{Deserialize, Serialize};
 /// | 5 | eps |
 /// | 6 | step along m (`Lion`, `Signum`: along the sign): lr with what corrects m, e.g. lr/(1-b1^t) |
 /// | 7 | what remains of w: 1 - lr decay, or 1/(1 + lr decay) |
-/// | 8 | step along g (`NAdam`) or along d (`Adan`); `Mars`: gamma b1/(1-b1) |
-/// | 9, 10 | b3, 1-b3 |
-/// | 11 | 0 at the first update, then 1 |
+/// | 8 | step along g (`NAdam`) or along d (`Adan`); `Mars`: gamma b1/(1-b1); `Soap`: 1 at the first update, then 0 |
+/// | 9, 10 | b3, 1-b3; `Soap`: b2, 1-b2 of L and R |
+/// | 11 | 0 at the first update, then 1; `Soap`: how often the bases turn after this update |
 /// | 12 | lambda D of `ErrorFeedback`; lambda of `DelayCompensation`; c of `Nesterov`, and of `PipeMare` |
 /// | 13 | 1-c of the same |
 /// | 14 | F of `PipeMare` and of `Prediction` |
 ///
-/// Those that an optimizer does not use are 0.
+/// Those that an optimizer does not use are 0. At `Soap`'s first update 0 to 3 and 6 are 0, and 7 is 1.
 pub const HYPER_LEN: usize = 16;
 /// Index of what remains of w, the one entry that differs between parameters with and without decay.
 pub const HYPER_KEPT: usize = 7;
 /// Index of the first of a correction's factors.
 pub const HYPER_CORRECTION: usize = 12;
+/// Turns of `Soap`'s bases at its first update.
+pub const FIRST_TURNS: u32 = 10;
 
 /// An optimizer and its constants.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -121,6 +132,15 @@ pub enum Optimizer {
         gamma: f64,
         decay: f64,
     },
+    Soap {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+        /// Updates from one turn of the bases to the next; at least 1.
+        frequency: u64,
+        max_dim: u32,
+        decay: f64,
+    },
 }
 
 impl Optimizer {
@@ -135,6 +155,7 @@ impl Optimizer {
             Optimizer::Muon { .. } => OptimizerKind::Muon,
             Optimizer::NorMuon { .. } => OptimizerKind::NorMuon,
             Optimizer::Mars { .. } => OptimizerKind::Mars,
+            Optimizer::Soap { max_dim, .. } => OptimizerKind::Soap { max_dim: *max_dim },
         }
     }
 }
@@ -151,6 +172,10 @@ pub enum OptimizerKind {
     Muon,
     NorMuon,
     Mars,
+    /// `max_dim`: longer sides are not rotated.
+    Soap {
+        max_dim: u32,
+    },
 }
 
 impl OptimizerKind {
@@ -177,6 +202,7 @@ impl OptimizerKind {
             OptimizerKind::Muon => "muon",
             OptimizerKind::NorMuon => "normuon",
             OptimizerKind::Mars => "mars",
+            OptimizerKind::Soap { .. } => "soap",
         }
     }
 
@@ -184,7 +210,7 @@ impl OptimizerKind {
     /// `Muon`'s subtracts lr times what it is given.
     pub fn step(self) -> OptimizerKind {
         match self {
-            OptimizerKind::NorMuon => OptimizerKind::Muon,
+            OptimizerKind::NorMuon | OptimizerKind::Soap { .. } => OptimizerKind::Muon,
             OptimizerKind::Mars => OptimizerKind::AdamW,
             other => other,
         }
@@ -196,26 +222,40 @@ impl OptimizerKind {
             OptimizerKind::Muon => Some("Muon multiplies the whole momentum with itself"),
             OptimizerKind::NorMuon => Some("NorMuon multiplies the whole momentum with itself"),
             OptimizerKind::Mars => Some("MARS needs the norm of the whole gradient"),
+            OptimizerKind::Soap { .. } => Some("SOAP rotates the whole gradient"),
             _ => None,
         }
     }
 
-    /// Buffers that prepare a gradient for the step, with their elements; `shape` is the weight's. `Mars` keeps the gradient before.
+    /// Buffers that prepare a gradient for the step, with their elements; `shape` is the weight's. `Mars` keeps the gradient before; `Soap` L and Q of each
+    /// side that is rotated (see [`OptimizerKind::rotates`]), the rows' first.
     pub fn prepared(self, shape: &[u64]) -> Vec<(&'static str, u64)> {
         let len = shape.iter().product();
         match self {
             OptimizerKind::Muon => vec![("momentum", len)],
             OptimizerKind::NorMuon => vec![("momentum", len), ("moment", *shape.last().unwrap_or(&1))],
             OptimizerKind::Mars => vec![("before", len)],
+            OptimizerKind::Soap { .. } => {
+                let sides = shape.iter().zip([["left", "left_basis"], ["right", "right_basis"]]);
+                let rotated = sides.zip(self.rotates(shape)).filter(|(_, rotated)| *rotated);
+                let squares = rotated.flat_map(|((dim, names), _)| names.map(|name| (name, dim * dim)));
+                [("m", len), ("v", len)].into_iter().chain(squares).collect()
+            }
             _ => Vec::new(),
         }
+    }
+
+    /// Whether the rows, and whether the columns, of a weight of `shape` get a basis of their own.
+    pub fn rotates(self, shape: &[u64]) -> [bool; 2] {
+        let OptimizerKind::Soap { max_dim } = self else { return [false; 2] };
+        [0, 1].map(|side| shape.get(side).is_some_and(|&dim| dim <= u64::from(max_dim)))
     }
 
     /// States of the step, in the order of a parameter's buffers and of a kernel's operands; each has the weight's
     /// shape and is zero at the start. `diff` is d, `before` the negative of the last gradient.
     pub fn states(self) -> &'static [&'static str] {
         match self {
-            OptimizerKind::Muon | OptimizerKind::NorMuon => &[],
+            OptimizerKind::Muon | OptimizerKind::NorMuon | OptimizerKind::Soap { .. } => &[],
             OptimizerKind::AdamW | OptimizerKind::NAdam | OptimizerKind::Mars => &["m", "v"],
             OptimizerKind::Sgd | OptimizerKind::Lion | OptimizerKind::Signum => &["m"],
             OptimizerKind::Adan => &["m", "diff", "v", "before"],

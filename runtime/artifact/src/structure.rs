@@ -24,7 +24,7 @@
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
 use crate::launches;
-use crate::program::{Bodies, Call, Correction, HYPER_LEN, Manifest, Param, Place, Stage};
+use crate::program::{Bodies, Call, Correction, Group, HYPER_LEN, Manifest, Optimizer, Param, Place, Stage};
 use crate::stream::Policy;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -144,6 +144,8 @@ fn settings(m: &Manifest) -> Check {
     let d = m.data;
     ensure!(d.microbatch > 0 && d.context > 0 && d.vocab > 0, "the data's shape has a zero");
     ensure!(!m.groups.is_empty(), "there is no optimizer");
+    let never = |g: &Group| matches!(g.optimizer, Optimizer::Soap { frequency: 0, .. });
+    ensure!(!m.groups.iter().any(never), "bases that turn every 0 updates");
     ensure!(m.boundary != Some(0), "the boundary comes every 0 updates");
     ensure!(m.proved.bubble.iter().all(|b| b.is_finite()), "a proved bubble is not a number");
     let predicts = matches!(m.correction, Some(Correction::Prediction { .. }));
@@ -236,7 +238,6 @@ fn params(stage: &Stage, m: &Manifest) -> Check {
         };
         let rule = m.rule(group, stage.stage);
         let copies = stage.rings.weights + u32::from(rule.predicts());
-        // No larger than the weight, so their bytes don't overflow.
         let states = rule.buffers(&p.shape);
         let count = states.len();
         ensure!(p.state.len() == count, "`{name}` has {} optimizer states instead of {count}", p.state.len());
@@ -245,7 +246,7 @@ fn params(stage: &Stage, m: &Manifest) -> Check {
         let copy = p.copy.is_none_or(|c| c.bytes == bytes / 2 && p.weight.slots == 1);
         ensure!(copy, "the copy of `{name}` is not half of the one weight that it is a copy of");
         let weights = [&p.weight].into_iter().chain(&p.gradient).chain(&p.other_end).map(|place| (place, bytes));
-        let wanted = p.state.iter().zip(states.iter().map(|s| 4 * s.1)).chain(weights);
+        let wanted = p.state.iter().zip(states.iter().map(|s| s.1.saturating_mul(4))).chain(weights);
         for (place, bytes) in wanted {
             let fits = (place.slots == 1 || *place == p.weight) && place.bytes == bytes;
             ensure!(fits, "a buffer of `{name}` has {} bytes, and its shape takes {bytes}", place.bytes);

@@ -110,6 +110,15 @@ impl Operands {
     }
 }
 
+/// A `func.func` of the same text, for a CPU: without threads, barriers and shared memory.
+pub fn host_function(name: &str, operands: &Operands, body: impl FnOnce(&mut Code)) -> String {
+    let mut code = Code { region: Region::new("v"), shared: Vec::new() };
+    body(&mut code);
+    assert!(code.shared.is_empty(), "no block shares memory");
+    let args: Vec<_> = operands.list.iter().map(|b| format!("{}: {}", b.name, b.ty)).collect();
+    format!("func.func @{name}({}) {{\n{}return\n}}\n", args.join(", "), code.region.finish())
+}
+
 /// A `gpu.func` of so many threads a block. Operands never overlap unless they share, and start at multiples of 16 bytes.
 pub fn function(name: &str, operands: &Operands, threads: u32, body: impl FnOnce(&mut Code)) -> String {
     let mut code = Code { region: Region::new("v"), shared: Vec::new() };
@@ -327,6 +336,24 @@ impl Code {
     pub fn store(&mut self, value: &str, to: &Buffer, at: &[&str]) {
         let value = if to.is_bf16() { &self.op(&format!("arith.truncf {value} : f32 to bf16")) } else { value };
         self.line(&format!("memref.store {value}, {}[{}] : {}", to.name, at.join(", "), to.ty));
+    }
+
+    /// `lanes` neighbours as a vector; one as an element.
+    pub fn load_lanes(&mut self, from: &Buffer, at: &[&str], lanes: u64) -> String {
+        if lanes == 1 {
+            return self.load(from, at);
+        }
+        let at = at.join(", ");
+        self.op(&format!("vector.load {}[{at}] : {}, vector<{lanes}x{}>", from.name, from.ty, from.element))
+    }
+
+    pub fn store_lanes(&mut self, value: &str, to: &Buffer, at: &[&str], lanes: u64) {
+        if lanes == 1 {
+            return self.store(value, to, at);
+        }
+        let at = at.join(", ");
+        let text = format!("vector.store {value}, {}[{at}] : {}, vector<{lanes}x{}>", to.name, to.ty, to.element);
+        self.line(&text);
     }
 
     /// A piece of 16 bytes from an address that is a multiple of them, in the memory's own type.

@@ -24,7 +24,7 @@
 
 mod assemble;
 mod child;
-mod code;
+pub(crate) mod code;
 mod compile;
 mod instrument;
 mod kernels;

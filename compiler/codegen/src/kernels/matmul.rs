@@ -5,9 +5,10 @@
 //! and pulls the products into its register tiles.
 
 use super::math::{self, Region};
-use super::sink::{self, SinkOperands};
+use super::sink::{self, HYPER, SinkOperands};
 use super::text::{Func, identity_map, parallel, tensor};
-use super::{KernelSource, matmul_strategy};
+use super::{KernelSource, matmul_strategy, part};
+use artifact::optimizer::HYPER_LEN;
 use model::blocking::{Blocking, KBlock};
 use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul};
 
@@ -113,6 +114,11 @@ impl EpilogueText {
             Epilogue::BiasGelu => (&[("bias", true)], &["pre", "c"]),
             Epilogue::GeluGrad => (&[("pre", false)], &["c"]),
             Epilogue::Blend { .. } => (&[("r", false)], &["c"]),
+            Epilogue::Average => {
+                func.buffer(HYPER, &[HYPER_LEN as u64], "f32");
+                part::load_hyper(func, &[9, 10]);
+                (&[], &["c"])
+            }
         };
         for &(name, along_columns) in inputs {
             func.input(name, if along_columns { &n } else { &c }, "f32");
@@ -200,6 +206,10 @@ fn elements(r: &mut Region, epilogue: Epilogue, parts: &[String]) -> Vec<String>
             let [product, other] = [product_bits, other_bits].map(|bits| r.constant(f32::from_bits(bits)));
             let (product, other) = (r.mul(&sum, &product), r.mul("%r_el", &other));
             vec![r.add(&product, &other)]
+        }
+        Epilogue::Average => {
+            let (product, before) = (r.mul(&sum, "%h10"), r.mul("%c_el", "%h9"));
+            vec![r.add(&product, &before)]
         }
     }
 }

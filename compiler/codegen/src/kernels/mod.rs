@@ -23,6 +23,7 @@ pub mod rows;
 pub mod sink;
 pub mod strategy;
 pub mod text;
+pub mod turn;
 pub mod update;
 
 use model::kernel::{Kernel, KernelOp};

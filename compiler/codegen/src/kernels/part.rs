@@ -2,6 +2,8 @@
 
 use super::sink::HYPER;
 use super::text::{Func, identity_map, parallel, tensor};
+use super::turn::{self, Turn};
+use super::update::{AVERAGE, ROOT, SQUARE};
 use super::{KernelSource, strategy};
 use model::kernel::{Factor, UpdatePart};
 use model::target::CpuClass;
@@ -20,7 +22,20 @@ pub fn source(name: &str, part: UpdatePart, cpu: CpuClass) -> KernelSource {
         UpdatePart::Momentum { len } => momentum(name, len, cpu),
         UpdatePart::Correct { len } => correct(name, len, cpu),
         UpdatePart::Columns { rows, width } => columns(name, rows.into(), width.into()),
+        UpdatePart::Average { len } => of_hyper(name, (len, cpu), &[0, 1], (&["g"], &["m"], &[]), AVERAGE),
+        UpdatePart::Precondition { len } => {
+            of_hyper(name, (len, cpu), &[2, 3, 4, 5], (&["g", "m"], &["v"], &["x"]), &precondition())
+        }
+        UpdatePart::Turn { rows, columns, side } => {
+            let linalg = turn::host(name, &Turn::new(rows, columns, side), cpu);
+            KernelSource { linalg, strategy: as_it_is() }
+        }
     }
+}
+
+/// [`UpdatePart::Precondition`] of one element.
+pub fn precondition() -> String {
+    [SQUARE, ROOT, "%x_new = arith.divf %m_el, %v_safe : f32\n"].concat()
 }
 
 /// [`UpdatePart::Momentum`] of one element.
@@ -57,7 +72,7 @@ fn indices(func: &mut Func, values: &[u64]) {
 }
 
 /// Hyper-parameter `i` as `%h<i>`.
-fn load_hyper(func: &mut Func, indices: &[usize]) {
+pub fn load_hyper(func: &mut Func, indices: &[usize]) {
     let len = artifact::optimizer::HYPER_LEN;
     for i in indices {
         func.push(&format!("%hyper_at{i} = arith.constant {i} : index"));
@@ -161,7 +176,7 @@ fn scale(name: &str, len: u64, by: Factor, cpu: CpuClass) -> KernelSource {
     indices(&mut func, &[0]);
     func.push(&format!("%sum = memref.load {sum}[%c0] : memref<1xf64>"));
     func.push(&factor(by));
-    elementwise(&mut func, len, &["x"], "%x_new = arith.mulf %x_el, %factor : f32\n");
+    elementwise(&mut func, len, (&[], &["x"]), "%x_new = arith.mulf %x_el, %factor : f32\n");
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
 }
 
@@ -184,46 +199,55 @@ fn add(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
 }
 
 fn momentum(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
-    in_place(name, (len, cpu), (&[0, 1], &["g", "m"]), MOMENTUM)
+    of_hyper(name, (len, cpu), &[0, 1], (&[], &["g", "m"], &[]), MOMENTUM)
 }
 
 fn correct(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
-    in_place(name, (len, cpu), (&[8], &["g", "before"]), CORRECT)
+    of_hyper(name, (len, cpu), &[8], (&[], &["g", "before"], &[]), CORRECT)
 }
 
-/// hyper, then operands that are updated.
-fn in_place(
+/// hyper, then operands that are read, updated, and written: `body` defines `%<operand>_new` of the latter two from `%<operand>_el`.
+fn of_hyper(
     name: &str,
     (len, cpu): (u64, CpuClass),
-    (hyper, operands): (&[usize], &[&str]),
+    hyper: &[usize],
+    (read, updated, written): (&[&str], &[&str], &[&str]),
     body: &str,
 ) -> KernelSource {
     let mut func = Func::new(name);
     func.buffer(HYPER, &[artifact::optimizer::HYPER_LEN as u64], "f32");
-    operands.iter().for_each(|name| _ = func.output(name, &[len], "f32"));
+    read.iter().for_each(|name| _ = func.input(name, &[len], "f32"));
+    let outputs = [updated, written].concat();
+    outputs.iter().for_each(|name| _ = func.output(name, &[len], "f32"));
     load_hyper(&mut func, hyper);
     func.push("%none = arith.constant 0.0 : f32");
-    elementwise(&mut func, len, operands, body);
+    elementwise(&mut func, len, (read, &outputs), body);
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
 }
 
-/// `body` defines `%<operand>_new` from `%<operand>_el`; every operand is updated in place.
-fn elementwise(func: &mut Func, len: u64, operands: &[&str], body: &str) {
+fn elementwise(func: &mut Func, len: u64, (inputs, outputs): (&[&str], &[&str]), body: &str) {
     let t = tensor(&[len], "f32");
-    let list = |form: &dyn Fn(&str) -> String| operands.iter().map(|o| form(o)).collect::<Vec<_>>().join(", ");
+    let join =
+        |names: &[&str], form: &dyn Fn(&str) -> String| names.iter().map(|o| form(o)).collect::<Vec<_>>().join(", ");
+    let list = |form: &dyn Fn(&str) -> String| join(outputs, form);
+    let ins = match inputs {
+        [] => String::new(),
+        _ => format!("ins({} : {}) ", join(inputs, &|o| format!("%{o}")), join(inputs, &|_| t.clone())),
+    };
+    let cells: Vec<&str> = inputs.iter().chain(outputs).copied().collect();
     func.push(&format!(
-        "%updated:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = {iterators}}} outs({outs} : {types}) {{\n\
+        "%updated:{n} = linalg.generic {{indexing_maps = [{maps}], iterator_types = {iterators}}} {ins}outs({outs} : {types}) {{\n\
          ^bb0({args}):\n{body}linalg.yield {yields} : {elements}\n}} -> ({types})",
-        n = operands.len(),
-        maps = vec![identity_map(1); operands.len()].join(", "),
+        n = outputs.len(),
+        maps = vec![identity_map(1); cells.len()].join(", "),
         iterators = parallel(1),
         outs = list(&|o| format!("%{o}")),
         types = list(&|_| t.clone()),
-        args = list(&|o| format!("%{o}_el: f32")),
+        args = join(&cells, &|o| format!("%{o}_el: f32")),
         yields = list(&|o| format!("%{o}_new")),
         elements = list(&|_| "f32".into()),
     ));
-    for (i, name) in operands.iter().enumerate() {
+    for (i, name) in outputs.iter().enumerate() {
         func.result(name, &format!("%updated#{i}"));
     }
 }

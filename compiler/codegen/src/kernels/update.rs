@@ -19,7 +19,7 @@ pub fn update_body(rule: UpdateRule) -> String {
         OptimizerKind::Signum => AVERAGE.to_owned() + &sign("m_new"),
         OptimizerKind::NAdam => [AVERAGE, SQUARE, ROOT, NADAM].concat(),
         OptimizerKind::Adan => [AVERAGE, ADAN_MOMENTS, ROOT, ADAN].concat(),
-        OptimizerKind::Muon | OptimizerKind::NorMuon => ALONG.into(),
+        OptimizerKind::Muon | OptimizerKind::NorMuon | OptimizerKind::Soap { .. } => ALONG.into(),
     };
     match rule.correction {
         Some(CorrectionKind::ErrorFeedback) => step = step.replace("%w_step", "%last_new") + FEEDBACK,
@@ -41,20 +41,20 @@ pub fn update_body(rule: UpdateRule) -> String {
 }
 
 /// m, a running average of the gradient.
-const AVERAGE: &str = "\
+pub const AVERAGE: &str = "\
 %m_kept = arith.mulf %m_el, %h0 : f32
 %m_part = arith.mulf %g_el, %h1 : f32
 %m_new = arith.addf %m_kept, %m_part : f32
 ";
 /// v, a running average of its square.
-const SQUARE: &str = "\
+pub const SQUARE: &str = "\
 %v_kept = arith.mulf %v_el, %h2 : f32
 %g_squared = arith.mulf %g_el, %g_el : f32
 %v_part = arith.mulf %g_squared, %h3 : f32
 %v_new = arith.addf %v_kept, %v_part : f32
 ";
 /// What a step is divided by.
-const ROOT: &str = "\
+pub const ROOT: &str = "\
 %v_hat = arith.mulf %v_new, %h4 : f32
 %v_root = math.sqrt %v_hat : f32
 %v_safe = arith.addf %v_root, %h5 : f32

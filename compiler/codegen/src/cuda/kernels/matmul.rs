@@ -7,11 +7,14 @@
 //! bits of its parts.
 
 use super::matmul_sums::{Sums, product};
+use super::part;
 use super::sink::SinkBuffers;
 use super::{matmul_tensor, matmul_tiles};
 use crate::cuda::DeviceKernel;
 use crate::cuda::code::{Buffer, Code, Operands};
 use crate::kernels::math;
+use crate::kernels::sink::HYPER;
+use artifact::optimizer::HYPER_LEN;
 use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Products};
 
 pub fn write(kernel: &Kernel) -> DeviceKernel {
@@ -48,6 +51,7 @@ pub struct End {
     full: Option<Buffer>,
     outputs: Vec<Buffer>,
     sink: Option<SinkBuffers>,
+    hyper: Option<Buffer>,
 }
 
 impl End {
@@ -62,22 +66,30 @@ impl End {
             Epilogue::GeluGrad => Some(operands.activation("pre", &c)),
             _ => None,
         };
+        let hyper = (epilogue == Epilogue::Average).then(|| operands.f32(HYPER, &[HYPER_LEN as u64]));
         let names: &[&str] = match epilogue {
             Epilogue::Gradient(_) => &[],
             Epilogue::BiasGelu => &["pre", "c"],
             _ => &["c"],
         };
-        let outputs = names.iter().map(|name| operands.activation(name, &c)).collect();
+        let outputs = names.iter().map(|name| match epilogue {
+            Epilogue::Average => operands.f32(name, &c),
+            _ => operands.activation(name, &c),
+        });
+        let outputs = outputs.collect();
         let sink = match epilogue {
             Epilogue::Gradient(sink) => Some(SinkBuffers::new(operands, sink, &c, copied)),
             _ => None,
         };
-        Self { epilogue, bias, full, outputs, sink }
+        Self { epilogue, bias, full, outputs, sink, hyper }
     }
 
     fn prepare(&self, code: &mut Code) {
         if let Some(sink) = &self.sink {
             sink.prepare(code);
+        }
+        if let Some(hyper) = &self.hyper {
+            part::load_hyper(code, hyper, &[9, 10]);
         }
     }
 }
@@ -96,7 +108,8 @@ impl Sums for End {
         }
         let count = sums.len();
         let bias = self.bias.as_ref().map(|bias| code.load_group(bias, &at[1..], count));
-        let full = self.full.as_ref().map(|full| code.load_group(full, &at, count));
+        let averaged = self.outputs.first().filter(|_| self.epilogue == Epilogue::Average);
+        let full = self.full.as_ref().or(averaged).map(|full| code.load_group(full, &at, count));
         let mut results = vec![Vec::new(); self.outputs.len()];
         for (i, sum) in sums.iter().enumerate() {
             let given = [&bias, &full].map(|values| values.as_ref().map_or("", |v| v[i].as_str()));
@@ -131,6 +144,10 @@ fn element(code: &mut Code, epilogue: Epilogue, sum: &str, [bias, full]: [&str; 
             let [product, other] = [product_bits, other_bits].map(|bits| code.constant(f32::from_bits(bits)));
             let (product, other) = (code.mul(sum, &product), code.mul(full, &other));
             vec![code.add(&product, &other)]
+        }
+        Epilogue::Average => {
+            let (product, before) = (code.mul(sum, "%h10"), code.mul(full, "%h9"));
+            vec![code.add(&product, &before)]
         }
     }
 }

@@ -3,8 +3,10 @@
 use super::sink::{call, formulas};
 use crate::cuda::DeviceKernel;
 use crate::cuda::code::{Buffer, Code, Operands, WARP, WIDE};
-use crate::kernels::part::{CORRECT, LANES, MOMENTUM, VECTORS, factor};
+use crate::kernels::part::{CORRECT, LANES, MOMENTUM, VECTORS, factor, precondition};
 use crate::kernels::sink::HYPER;
+use crate::kernels::turn::{Turn, Workers};
+use crate::kernels::update::AVERAGE;
 use artifact::optimizer::HYPER_LEN;
 use model::kernel::{Kernel, UpdatePart};
 
@@ -40,8 +42,24 @@ pub fn write(kernel: &Kernel, part: UpdatePart) -> DeviceKernel {
                 code.store_group(&both, &g, &[at]);
             });
         }
-        UpdatePart::Momentum { len } => in_place(&mut device, operands, len, (&[0, 1], ["g", "m"], MOMENTUM)),
-        UpdatePart::Correct { len } => in_place(&mut device, operands, len, (&[8], ["g", "before"], CORRECT)),
+        UpdatePart::Momentum { len } => {
+            of_hyper(&mut device, operands, len, (&[0, 1], (&[], &["g", "m"], &[]), MOMENTUM));
+        }
+        UpdatePart::Correct { len } => {
+            of_hyper(&mut device, operands, len, (&[8], (&[], &["g", "before"], &[]), CORRECT));
+        }
+        UpdatePart::Average { len } => {
+            of_hyper(&mut device, operands, len, (&[0, 1], (&["g"], &["m"], &[]), AVERAGE));
+        }
+        UpdatePart::Precondition { len } => {
+            let cells: Cells = (&["g", "m"], &["v"], &["x"]);
+            of_hyper(&mut device, operands, len, (&[2, 3, 4, 5], cells, &precondition()));
+        }
+        UpdatePart::Turn { rows, columns, side } => {
+            let turn = Turn::new(rows, columns, side);
+            let workers = Workers::Block { threads: THREADS };
+            device.launch([1, 1, 1], THREADS, turn.operands(), |code| turn.write(code, workers));
+        }
         UpdatePart::Columns { rows, width } => {
             let (rows, width) = (u64::from(rows), u64::from(width));
             let hyper = operands.f32(HYPER, &[HYPER_LEN as u64]);
@@ -66,34 +84,47 @@ fn elementwise(device: &mut DeviceKernel, operands: &Operands, len: u64, body: i
     });
 }
 
-/// hyper, then two operands that formulas update.
-fn in_place(
+/// Operands of formulas, by what is done to them: read, updated, written.
+type Cells<'a> = (&'a [&'static str], &'a [&'static str], &'a [&'static str]);
+
+/// hyper, then the operands of formulas that define the new value of what they update or write.
+fn of_hyper(
     device: &mut DeviceKernel,
     mut operands: Operands,
     len: u64,
-    (hyper, names, body): (&[u64], [&str; 2], &str),
+    (hyper, (read, updated, written), body): (&[u64], Cells, &str),
 ) {
     let vector = operands.f32(HYPER, &[HYPER_LEN as u64]);
-    let cells = names.map(|name| operands.f32(name, &[len]));
+    let mut declare = |names: &[&'static str]| -> Vec<(&'static str, Buffer)> {
+        names.iter().map(|&name| (name, operands.f32(name, &[len]))).collect()
+    };
+    let given = declare(&[read, updated].concat());
+    let results: Vec<_> = given[read.len()..].iter().cloned().chain(declare(written)).collect();
     elementwise(device, &operands, len, |code, at, group| {
-        for i in hyper {
-            let index = code.index(*i);
-            let value = code.load(&vector, &[&index]);
-            call(code, &format!("h{i}"), &value);
-        }
+        load_hyper(code, &vector, hyper);
         let zero = code.constant(0.0);
         call(code, "none", &zero);
-        let [first, second] = [0, 1].map(|i| code.load_group(&cells[i], &[at], group));
-        let mut new = [Vec::new(), Vec::new()];
-        for (a, b) in first.iter().zip(&second) {
-            let given = names.into_iter().zip([a.as_str(), b.as_str()]);
-            let results = formulas(code, given, body, &names);
-            new.iter_mut().zip(results).for_each(|(list, value)| list.push(value));
+        let old: Vec<_> = given.iter().map(|(_, cell)| code.load_group(cell, &[at], group)).collect();
+        let names: Vec<_> = results.iter().map(|(name, _)| *name).collect();
+        let mut new = vec![Vec::new(); names.len()];
+        for i in 0..group {
+            let elements = given.iter().zip(&old).map(|((name, _), values)| (*name, values[i].as_str()));
+            let values = formulas(code, elements, body, &names);
+            new.iter_mut().zip(values).for_each(|(list, value)| list.push(value));
         }
-        for (cell, values) in cells.iter().zip(&new) {
+        for ((_, cell), values) in results.iter().zip(&new) {
             code.store_group(values, cell, &[at]);
         }
     });
+}
+
+/// Hyper-parameter `i` as `%h<i>`.
+pub fn load_hyper(code: &mut Code, hyper: &Buffer, indices: &[u64]) {
+    for i in indices {
+        let index = code.index(*i);
+        let value = code.load(hyper, &[&index]);
+        call(code, &format!("h{i}"), &value);
+    }
 }
 
 fn add64(code: &mut Code, a: &str, b: &str) -> String {
