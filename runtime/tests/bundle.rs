@@ -108,6 +108,10 @@ fn contradictions_are_found() {
         message("/manifest/stages/0/params/0/shape/0", 6),
         message("/manifest/stages/0/params/0/group", 1),
         message("/manifest/groups", json!([])),
+        message(
+            "/manifest/groups/0/optimizer",
+            json!({"soap": {"beta1": 0.9, "beta2": 0.9, "eps": 1e-8, "frequency": 0, "max_dim": 9, "decay": 0}}),
+        ),
         message("/manifest/stages/0/io/send_f/bytes", 64),
         message("/manifest/stages/0/io/version_seen/slots", 1),
         message("/manifest/stages/1/bodies/f/0/kernel", 99),
@@ -134,6 +138,7 @@ fn contradictions_are_found() {
         "`manifest.json` contradicts itself: in stage 0, a buffer of `layer.0.w` has 20 bytes, and its shape takes 24",
         "`manifest.json` contradicts itself: in stage 0, `layer.0.w` is in group 1, and there are 1",
         "`manifest.json` contradicts itself: there is no optimizer",
+        "`manifest.json` contradicts itself: bases that turn every 0 updates",
         "`manifest.json` contradicts itself: stages 0 and 1 exchange buffers of different sizes",
         "`manifest.json` contradicts itself: in stage 0, the versions seen has 1 slots, unlike its ring",
         "`manifest.json` contradicts itself: in stage 1, kernel 99 is called, and there are 8",

@@ -219,7 +219,9 @@ fn soap_plans_its_workspace() {
     let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32 };
     let program = &flush(1, 1, false);
     let (partition, recompute, target) = (&cut(&dims, 1), Recompute::None, CpuClass::X86V4.into());
-    let of = |rules: &Rules| build(&Input { dims, partition, fuse: true, rules, recompute, program, target });
+    let of = |rules: &Rules| {
+        build(&Input { dims, partition, fuse: true, rules, recompute, program, products: Products::F32, target })
+    };
     let (adamw, soap) = (of(&adamw()), |max_dim| for_matrices(OptimizerKind::Soap { max_dim }, None));
     let squares = |sides: &[u64]| 4 * 2 * 2 * sides.iter().map(|side| side * side).sum::<u64>();
     // qkv, out, up and down of a block.
