@@ -81,6 +81,11 @@ impl Operands {
         Self { list: Vec::new(), activation: if kernel.dtype == Dtype::Bf16 { BF16 } else { "f32" } }
     }
 
+    /// None yet of a kernel that is in f32 whatever its model is in.
+    pub fn in_f32() -> Self {
+        Self { list: Vec::new(), activation: "f32" }
+    }
+
     /// Adds an operand.
     pub fn add(&mut self, name: &str, shape: &[u64], element: &'static str) -> Buffer {
         let ty = memref(shape, element);

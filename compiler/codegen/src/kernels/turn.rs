@@ -119,7 +119,7 @@ impl Turn {
     pub fn new(rows: u32, columns: u32, side: Side) -> Self {
         let dim = side.dim(rows, columns).into();
         let (rows, columns) = (rows.into(), columns.into());
-        let mut operands = Operands::default();
+        let mut operands = Operands::in_f32();
         Self {
             side,
             rows,
