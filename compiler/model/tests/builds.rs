@@ -216,7 +216,8 @@ fn the_stash_is_as_documented() {
 /// With SOAP a matrix has AdamW's two states, and moments and a basis for each side that is rotated.
 #[test]
 fn soap_plans_its_workspace() {
-    let dims = Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32 };
+    let dims =
+        Dims { layers: 2, width: 40, heads: 4, context: 5, vocab: 50, microbatch: 1, dtype: Dtype::F32, tied: false };
     let program = &flush(1, 1, false);
     let (partition, recompute, target) = (&cut(&dims, 1), Recompute::None, CpuClass::X86V4.into());
     let of = |rules: &Rules| {
