@@ -94,7 +94,6 @@ fn a_tied_table_has_the_same_bits_wherever_its_ends_are() {
         let optimizer = format!("optimizer={optimizer}");
         let with = |more: &[&str]| losses(&project, &[&[tied, "pipeline.accumulate=2", &optimizer], more].concat());
         let one = with(&[]);
-        assert_eq!(with(&["machine.ranks=2", "pipeline.schedule=one_f_one_b"]), one, "{optimizer}");
         assert_eq!(with(&["machine.ranks=4", "pipeline.schedule=zb_h1"]), one, "{optimizer}");
         assert!(!seen.contains(&one), "{optimizer} trains like another optimizer");
         seen.push(one);

@@ -77,7 +77,7 @@ fn a_tied_table_is_counted_to_the_byte() {
         ("one_f_one_b", 3, "pipeline.accumulate=1", vec![1, 0, 1]),
         ("one_f_one_b", 2, "pipeline.fuse=off", vec![1, 1]),
         ("zb_h1", 3, "optimizer=muon { clip = per_tensor(1) }", vec![1, 0, 1]),
-        ("zb_v", 2, "pipeline.accumulate=3", vec![2, 0]),
+        ("zb_v", 2, "model.layers=4", vec![2, 0]),
     ] {
         let (s, p) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
         let sets = ["--set", "model.tied=on", "--set", &s, "--set", &p, "--set", more];
