@@ -2,7 +2,7 @@
 //! memory and calls together, with the interpreter in place of compiled kernels. What is left to compare is rounding.
 
 use crate::machine::{Machine, Setting};
-use artifact::program::{DataShape, Group, LearningRate, Manifest, Optimizer, Proved};
+use artifact::program::{Correction, DataShape, Group, LearningRate, Manifest, Optimizer, Proved, Selector};
 use artifact::stream::Program;
 use dsl::spec::{At, Dtype, Partition, Products, Recompute, Weights};
 use model::build::{Build, Input, build};
@@ -165,6 +165,41 @@ fn built_as(dims: &Dims, program: &Program, optimizer: OptimizerKind, fuse: bool
     let build = build(&input);
     verify(&build).unwrap();
     build
+}
+
+/// Predictions and compensated gradients, fused and not, with every kind of update: calls and memory hold their invariants, and a selector that is off
+/// is found. A stage whose gradients have no delay has the buffers of one without a correction.
+#[test]
+fn corrections_by_stale_weights_hold_the_invariants() {
+    let dims = Golden::read("adamw").dims;
+    let partition = partition(&dims, &At { value: Partition::Balanced, span: 0..0 }, 4).unwrap();
+    let ahead = Correction::Prediction { ahead: vec![0.75, 0.5, 0.25, 0.0] };
+    let some = Correction::DelayCompensation { lambda: vec![1.0, 1.0, 1.0, 0.0] };
+    let all = Correction::DelayCompensation { lambda: vec![1.0; 4] };
+    for (weights, correction, copies) in [
+        (Weights::Predict { tau: None }, ahead, [2, 2, 2, 1]),
+        (Weights::Stash, some, [2, 2, 2, 1]),
+        (Weights::DoubleBuffer, all, [2; 4]),
+    ] {
+        let policy = plan::policy(&weights, Recompute::None);
+        let schedule = dsl::library::schedule("async_1f1b").unwrap();
+        let program = &plan::expand(&schedule, plan::Shape { policy, ..plan::Shape::new(4, 4) }).unwrap();
+        for (optimizer, fuse) in [("adamw", true), ("adan", false), ("muon", true), ("soap", true)] {
+            let text = format!(
+                "machine {{ ranks = 4 }}\npipeline {{ schedule = async_1f1b, accumulate = 4 }}\noptimizer = {optimizer}"
+            );
+            let rules = &Rules::of_spec(&dsl::load(&text, &[]).0.expect("a spec"), Some(&correction));
+            let (partition, target, recompute) = (&partition, CpuClass::X86V4.into(), Recompute::None);
+            let input = Input { dims, partition, fuse, rules, recompute, products: Products::F32, program, target };
+            let mut build = build(&input);
+            assert_eq!(verify(&build), Ok(()), "{weights:?} {optimizer}");
+            let slots = build.stages.iter().map(|s| s.params[0].weight.slots);
+            assert!(slots.eq(copies), "{weights:?} {optimizer}");
+            let reads = build.stages[0].bodies.f.iter_mut().flat_map(|call| &mut call.args);
+            reads.filter(|arg| arg.slots == 2 && !arg.by.is_microbatch()).for_each(|arg| arg.by = Selector::Microbatch);
+            assert!(verify(&build).is_err(), "{weights:?} {optimizer}");
+        }
+    }
 }
 
 #[test]
