@@ -2,7 +2,9 @@
 # Installs what a build of Paceline needs beside Rust, on Debian 12: LLVM/MLIR 22, a libclang for the bindings, a C++
 # compiler. Packages come from the machine's own apt sources. Running it again changes nothing.
 #
-# usage: setup.sh [--check]     --check only reports what is missing (status 1 when something is)
+# usage: setup.sh [--check | --with PACKAGE...]
+#   --check  only reports what is missing (status 1 when something is)
+#   --with   installs these packages too
 set -euo pipefail
 
 packages=(
@@ -51,6 +53,9 @@ command -v cargo >/dev/null || fail "cargo is not on PATH: install Rust with rus
 command -v dpkg-query >/dev/null || fail "this is not a Debian system: install LLVM/MLIR 22, a libclang and a C++ compiler yourself,
 and point MLIR_SYS_220_PREFIX, TABLEGEN_220_PREFIX and LIBCLANG_PATH at them"
 
+if [ "${1:-}" = --with ]; then
+  packages+=("${@:2}")
+fi
 mapfile -t missing < <(missing_packages)
 if [ "${1:-}" = --check ]; then
   [ ${#missing[@]} -eq 0 ] && echo "setup: nothing is missing" && exit 0

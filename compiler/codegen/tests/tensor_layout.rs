@@ -1,5 +1,5 @@
 //! Where the elements of matrices lie in the registers of a warp's lanes: the tables of the PTX ISA (sections on the matrix fragments
-//! of `mma.m16n8k8` and `mma.m16n8k16`, and on `ldmatrix`), copied from there by hand. Each entry is lane:register or, where a register
+//! of `mma.m16n8k8` and `mma.m16n8k16`, and on `ldmatrix`), written out from their rules by hand. Each entry is lane:register or, where a register
 //! has two elements of 16 bits, lane:element. What the emulator does is compared with them.
 
 use crate::harness::with_context;
