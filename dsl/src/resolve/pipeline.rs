@@ -30,7 +30,7 @@ pub(super) const PIPELINE: Keys = Keys {
 pub(super) const STALENESS: Keys = Keys {
     block: "staleness",
     known: &["weights", "drift", "delay", "correction"],
-    later: &["error_feedback", "compensate"],
+    later: &[],
 };
 
 pub(super) const REQUIRE: Keys =
