@@ -27,11 +27,8 @@ pub(super) const PIPELINE: Keys = Keys {
     later: &["interleave", "clip", "replicas"],
 };
 
-pub(super) const STALENESS: Keys = Keys {
-    block: "staleness",
-    known: &["weights", "drift", "delay", "correction"],
-    later: &[],
-};
+pub(super) const STALENESS: Keys =
+    Keys { block: "staleness", known: &["weights", "drift", "delay", "correction"], later: &[] };
 
 pub(super) const REQUIRE: Keys =
     Keys { block: "require", known: &["memory", "bubble"], later: &["drift", "delay", "throughput", "makespan"] };
