@@ -27,18 +27,6 @@ fn programs() -> Vec<(String, Program)> {
     found
 }
 
-fn ring(op: Op) -> Option<Ring> {
-    match op {
-        Op::RecvF => Some(Ring::RecvF),
-        Op::SendF => Some(Ring::SendF),
-        Op::RecvB => Some(Ring::RecvB),
-        Op::SendB => Some(Ring::SendB),
-        Op::RecvG => Some(Ring::RecvG),
-        Op::SendG => Some(Ring::SendG),
-        _ => None,
-    }
-}
-
 /// A rank's exchanges of a segment, in order.
 fn exchanges(program: &Program, rank: usize) -> Vec<Vec<Side>> {
     let limit = |by_update: bool| UPDATES * if by_update { 1 } else { u64::from(program.accumulate) };
@@ -46,7 +34,7 @@ fn exchanges(program: &Program, rank: usize) -> Vec<Vec<Side>> {
     let (mut open, mut over) = (0, false);
     while !(over && open == 0) {
         match order.next().expect("a sound program never ends") {
-            Step::Instruction(op, _, at) if ring(op).is_some() && at < limit(op.by_update()) => open += 1,
+            Step::Instruction(op, _, at) if Ring::of(op).is_some() && at < limit(op.by_update()) => open += 1,
             Step::Instruction(..) => {}
             Step::Exchange(sides) => {
                 let sides: Vec<Side> = sides.into_iter().filter(|s| s.mb < limit(s.ring.by_update())).collect();
@@ -111,7 +99,7 @@ fn transfers_that_block_each_other_never_deadlock() {
 #[test]
 fn transfers_in_the_order_of_the_instructions_deadlock() {
     let naive = |program: &Program| -> Vec<Vec<Vec<Side>>> {
-        let side = |(op, stage, mb): (Op, StageId, u64)| Some(vec![Side { stage, ring: ring(op)?, mb }]);
+        let side = |(op, stage, mb): (Op, StageId, u64)| Some(vec![Side { stage, ring: Ring::of(op)?, mb }]);
         program.streams.iter().map(|s| s.segment(UPDATES).filter_map(side).collect()).collect()
     };
     let stuck: Vec<String> =

@@ -49,26 +49,6 @@ pub struct Shared<'a> {
     pub batches: Batches<'a>,
 }
 
-impl Worker<'_, Enqueuer<'_>> {
-    /// Enqueues transfers whose slots were handed over.
-    ///
-    /// # Errors
-    /// [`GivenUp`] when the run has failed.
-    pub fn exchange(&mut self, sides: &[Side]) -> Result<(), GivenUp> {
-        self.engine.exchange(self.rank, sides)
-    }
-
-    /// Waits for the device. The sum of an evaluation's losses.
-    ///
-    /// # Errors
-    /// As above.
-    pub fn end_of_segment(&mut self) -> Result<f64, GivenUp> {
-        let sum = self.engine.finish();
-        self.rank.wait_ns += self.engine.wait_ns;
-        sum
-    }
-}
-
 /// Which transfers of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ring {
@@ -81,6 +61,19 @@ pub enum Ring {
 }
 
 impl Ring {
+    /// The ring that an instruction hands a slot of over; none for computations.
+    pub fn of(op: Op) -> Option<Ring> {
+        match op {
+            Op::RecvF => Some(Ring::RecvF),
+            Op::SendF => Some(Ring::SendF),
+            Op::RecvB => Some(Ring::RecvB),
+            Op::SendB => Some(Ring::SendB),
+            Op::RecvG => Some(Ring::RecvG),
+            Op::SendG => Some(Ring::SendG),
+            Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U => None,
+        }
+    }
+
     /// The stage's slots of such transfers.
     pub fn place(self, stage: &Stage) -> Option<Place> {
         let io = &stage.io;
@@ -199,18 +192,16 @@ impl<'a, E: Engine> Worker<'a, E> {
     pub fn instruction(&mut self, op: Op, stage: StageId, at: u64) -> Result<(), GivenUp> {
         self.doing.set(Some(Doing { op, stage, at }));
         let local = self.local(stage);
+        if let Some(ring) = Ring::of(op) {
+            return self.transfer(local, ring, at);
+        }
         match op {
-            Op::RecvF => self.transfer(local, Ring::RecvF, at),
-            Op::RecvB => self.transfer(local, Ring::RecvB, at),
-            Op::SendF => self.transfer(local, Ring::SendF, at),
-            Op::SendB => self.transfer(local, Ring::SendB, at),
-            Op::SendG => self.transfer(local, Ring::SendG, at),
-            Op::RecvG => self.transfer(local, Ring::RecvG, at),
             Op::F => self.forward(local, at),
             Op::B(a) => self.backward(local, a, at),
             Op::I => self.input_gradient(local, at),
             Op::W(a) => self.weight_gradient(local, a, at),
             Op::U => self.update(local, at),
+            _ => unreachable!("{op:?} hands over a slot of a ring"),
         }
     }
 
@@ -448,5 +439,25 @@ impl<'a, E: Engine> Worker<'a, E> {
 
     fn set_word(&mut self, place: &Place, index: u64, value: u64) {
         self.rank.arena.view_mut::<u64>(place, index)[0] = value;
+    }
+}
+
+impl Worker<'_, Enqueuer<'_>> {
+    /// Enqueues transfers whose slots were handed over.
+    ///
+    /// # Errors
+    /// [`GivenUp`] when the run has failed.
+    pub fn exchange(&mut self, sides: &[Side]) -> Result<(), GivenUp> {
+        self.engine.exchange(self.rank, sides)
+    }
+
+    /// Waits for the device. The sum of an evaluation's losses.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn end_of_segment(&mut self) -> Result<f64, GivenUp> {
+        let sum = self.engine.finish();
+        self.rank.wait_ns += self.engine.wait_ns;
+        sum
     }
 }

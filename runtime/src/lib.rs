@@ -37,4 +37,4 @@ pub use control::StopFlag;
 pub use error::RunError;
 pub use map::{KernelFn, Kernels};
 pub use observe::{Observer, Summary};
-pub use run::{Inputs, RunOptions, machine, run, run_on, run_with_kernels};
+pub use run::{Inputs, On, RunOptions, machine, run, run_on};

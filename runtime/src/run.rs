@@ -112,37 +112,24 @@ pub fn machine<'b>(bundle: &'b Bundle, options: &RunOptions) -> Result<Option<Bo
 
 /// Where the kernels run.
 #[derive(Clone, Copy)]
-enum On<'a> {
+pub enum On<'a> {
+    /// On the ranks' own threads.
     Threads(&'a Kernels),
     Devices(&'a dyn Machine),
 }
 
-/// As [`run`], with kernels that are given instead of mapped, and inputs as the options say.
-///
-/// # Errors
-/// See [`RunError`].
-pub fn run_with_kernels(
-    manifest: &Manifest,
-    kernels: &Kernels,
-    options: &RunOptions,
-    observer: &mut dyn Observer,
-) -> Result<Summary, RunError> {
-    check_manifest(manifest)?;
-    execute(manifest, On::Threads(kernels), &Inputs::read(manifest, options)?, options, observer)
-}
-
-/// As [`run_with_kernels`], on devices.
+/// As [`run`], where the caller says, and with inputs as the options say.
 ///
 /// # Errors
 /// See [`RunError`].
 pub fn run_on(
     manifest: &Manifest,
-    machine: &dyn Machine,
+    on: On<'_>,
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
     check_manifest(manifest)?;
-    execute(manifest, On::Devices(machine), &Inputs::read(manifest, options)?, options, observer)
+    execute(manifest, on, &Inputs::read(manifest, options)?, options, observer)
 }
 
 fn execute(

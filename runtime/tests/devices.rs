@@ -6,7 +6,7 @@ use artifact::ids::RankId;
 use runtime::device::emulated::{Accident, Emulation, Injected, World};
 use runtime::member::Member;
 use runtime::store::Store;
-use runtime::{RunError, RunOptions, StopFlag, Summary};
+use runtime::{On, RunError, RunOptions, StopFlag, Summary};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const SEED: u64 = 7;
 fn train(toy: Toy, emulation: Emulation, options: &RunOptions, log: &mut Log) -> Result<Summary, RunError> {
     let manifest = toy::manifest(toy);
     let world = World::new(&manifest, Arc::new(toy::kernels(&manifest)), emulation);
-    runtime::run_on(&manifest, &world, options, log)
+    runtime::run_on(&manifest, On::Devices(&world), options, log)
 }
 
 /// Trains under an interleaving and compares all that can be seen with the emulator of the formulas.
@@ -93,7 +93,7 @@ fn a_stop_drains_as_if_the_run_had_been_that_short() {
         let manifest = toy::manifest(toy);
         let world = World::new(&manifest, Arc::new(toy::kernels(&manifest)), Emulation::default());
         let mut observer = StopAfter(update, options.stop.clone(), Log::default());
-        let summary = runtime::run_on(&manifest, &world, &options, &mut observer).unwrap();
+        let summary = runtime::run_on(&manifest, On::Devices(&world), &options, &mut observer).unwrap();
         assert!(summary.stopped && summary.updates > update && summary.updates < 1_000_000);
         assert_eq!(observer.2.losses(), emulator::train(toy, summary.updates, SEED).losses, "{toy:?}");
     }
@@ -154,7 +154,7 @@ fn processes(toy: Toy, emulation: Emulation, updates: u64) -> Vec<Option<(Result
                 options.device.deadline = Duration::from_secs(u64::MAX / 2);
                 let store = Store::join("127.0.0.1", port, RankId(rank), Duration::from_secs(60)).unwrap();
                 options.member = Some(Arc::new(Member { rank: RankId(rank), local: rank, store }));
-                (runtime::run_on(manifest, world, &options, &mut log), log, place)
+                (runtime::run_on(manifest, On::Devices(world), &options, &mut log), log, place)
             })
         };
         let threads: Vec<_> = (0..manifest.memory.len() as u32).map(start).collect();
@@ -195,7 +195,7 @@ fn what_a_kernel_does_wrong_is_told_with_its_rank() {
     let (place, manifest) = (Place::new(), toy::manifest(toy(Schedule::Async, 4, 2)));
     let kernels = Arc::new(toy::failing_kernels(&manifest, 2));
     let world = World::new(&manifest, kernels, Emulation::default());
-    let error = runtime::run_on(&manifest, &world, &place.options(50), &mut ()).unwrap_err();
+    let error = runtime::run_on(&manifest, On::Devices(&world), &place.options(50), &mut ()).unwrap_err();
     let said = error.to_string();
     assert!(said.starts_with("rank 2 failed in ") && said.ends_with("the kernel gave up"), "{said}");
 }

@@ -2,7 +2,7 @@
 
 use crate::toy::{self, Log, Place, Schedule, Toy, emulator, saved, toy};
 use runtime::observe::UpdateRecord;
-use runtime::{Observer, RunError, StopFlag};
+use runtime::{Observer, On, RunError, StopFlag};
 use std::io;
 
 const SEED: u64 = 7;
@@ -139,7 +139,7 @@ fn a_failing_rank_stops_the_others_with_its_cause() {
         let place = Place::new();
         let manifest = toy::manifest(toy(schedule, 4, 2));
         let kernels = toy::failing_kernels(&manifest, stage);
-        let error = runtime::run_with_kernels(&manifest, &kernels, &place.options(50), &mut ()).unwrap_err();
+        let error = runtime::run_on(&manifest, On::Threads(&kernels), &place.options(50), &mut ()).unwrap_err();
         assert_eq!(error.exit_status(), 3);
         assert_eq!(
             error.to_string(),
@@ -174,7 +174,7 @@ fn divergence_is_an_error() {
     let place = Place::new();
     let mut manifest = toy::manifest(toy(Schedule::Async, 2, 1));
     manifest.groups[0].learning_rate = artifact::program::LearningRate::Constant { lr: 1e6 };
-    let error =
-        runtime::run_with_kernels(&manifest, &toy::kernels(&manifest), &place.options(1 << 20), &mut ()).unwrap_err();
+    let error = runtime::run_on(&manifest, On::Threads(&toy::kernels(&manifest)), &place.options(1 << 20), &mut ())
+        .unwrap_err();
     assert!(matches!(error, RunError::Diverged { .. }), "{error}");
 }

@@ -88,19 +88,6 @@ fn duration(op: Op) -> u64 {
     }
 }
 
-/// The ring that an instruction hands a slot of over.
-fn ring(op: Op) -> Option<Ring> {
-    match op {
-        Op::RecvF => Some(Ring::RecvF),
-        Op::SendF => Some(Ring::SendF),
-        Op::RecvB => Some(Ring::RecvB),
-        Op::SendB => Some(Ring::SendB),
-        Op::RecvG => Some(Ring::RecvG),
-        Op::SendG => Some(Ring::SendG),
-        Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U => None,
-    }
-}
-
 impl<'a> Order<'a> {
     /// The order of rank `own` when the ranks run `streams`, on the stages of `program`.
     pub fn new(program: &'a Program, streams: &'a [Stream], own: usize) -> Self {
@@ -201,7 +188,7 @@ impl<'a> Order<'a> {
                 }
                 continue;
             };
-            let Some(ring) = ring(op) else { return moved };
+            let Some(ring) = Ring::of(op) else { return moved };
             let channel = self.channel(stage, ring);
             let (count, waiting) = if ring.sends() {
                 (&mut channel.offered, &mut channel.offers)
@@ -243,7 +230,7 @@ impl<'a> Order<'a> {
     /// Starts a rank's next computation, if what it waits for has happened.
     fn compute(&mut self, rank: usize) -> bool {
         let Some((op, stage, mb)) = self.instruction(rank) else { return false };
-        if ring(op).is_some() {
+        if Ring::of(op).is_some() {
             return false;
         }
         let rings: &[Ring] = match op {

@@ -12,7 +12,7 @@ pub use layout::manifest;
 
 use artifact::program::{LearningRate, Manifest};
 use runtime::observe::{EvaluationRecord, UpdateRecord};
-use runtime::{Kernels, Observer, RunError, RunOptions, Summary};
+use runtime::{Kernels, Observer, On, RunError, RunOptions, Summary};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -115,7 +115,7 @@ pub fn failing_kernels(manifest: &Manifest, stage: usize) -> Kernels {
 
 pub fn try_run(toy: Toy, options: &RunOptions, observer: &mut dyn Observer) -> Result<Summary, RunError> {
     let manifest = manifest(toy);
-    runtime::run_with_kernels(&manifest, &kernels(&manifest), options, observer)
+    runtime::run_on(&manifest, On::Threads(&kernels(&manifest)), options, observer)
 }
 
 pub fn run(toy: Toy, options: &RunOptions) -> (Summary, Log) {
