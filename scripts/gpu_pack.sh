@@ -8,7 +8,7 @@ set -euo pipefail
 root=$(realpath "$(dirname "$0")/..")
 paceline=$(realpath "$1") runtime=$(realpath "$2") out=$(realpath -m "$3")
 shift 3
-chips=("${@:-sm_80}")
+chips=("$@")
 [ $# -gt 0 ] || chips=(sm_80 sm_90)
 BYTES_MAX=$((50 * 1024 * 1024))
 

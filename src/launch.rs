@@ -8,7 +8,7 @@
 //! | other MPI | PMI_RANK, PMI_SIZE, MPI_LOCALRANKID |
 //!
 //! They meet at MASTER_ADDR and MASTER_PORT; without, under Slurm at the first node of its list. Several launchers may speak (mpirun in a Slurm job): they must
-//! agree.
+//! agree, but for one that started a single process, in which another one was started (torchrun in a Slurm step of one task).
 
 /// Port of the meeting place unless MASTER_PORT names one.
 const PORT: u16 = 29500;
@@ -53,7 +53,7 @@ const LAUNCHERS: [Launcher; 4] = [
 pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, String> {
     let mut found: Option<(&str, [u32; 3])> = None;
     for launcher in &LAUNCHERS {
-        let Some(numbers) = numbers(launcher, &get)? else { continue };
+        let Some(numbers) = numbers(launcher, &get)?.filter(|numbers| numbers[1] > 1) else { continue };
         match found {
             Some((name, before)) if before[..2] != numbers[..2] => {
                 return Err(format!(
@@ -70,7 +70,7 @@ pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>, Stri
             None => found = Some((launcher.name, numbers)),
         }
     }
-    let Some((name, [rank, ranks, local])) = found.filter(|(_, numbers)| numbers[1] > 1) else { return Ok(None) };
+    let Some((name, [rank, ranks, local])) = found else { return Ok(None) };
     let (host, port) = meeting_place(name, &get)?;
     Ok(Some(Launch { rank, ranks, local, host, port }))
 }
@@ -147,6 +147,8 @@ mod tests {
             assert_eq!(of(&mpi(launcher.variables)), launch(1, 2, 0, "a", PORT));
         }
         assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")]), Ok(None), "one process is none");
+        let step = [("SLURM_STEP_ID", "0"), ("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_LOCALID", "0")];
+        assert_eq!(of(&[&TORCHRUN[..], &step].concat()), launch(5, 8, 1, "node7", 1234), "in a step of one task");
     }
 
     #[test]

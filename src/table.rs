@@ -58,6 +58,10 @@ impl Imported {
             return None;
         }
         spec.schedule = self.table.schedule(&self.name);
+        if let Some(fault) = dsl::recompute_of_split(&spec.schedule, &spec.pipeline.recompute) {
+            found.push(fault);
+            return None;
+        }
         let shape = Shape::of(&spec);
         let read = if shape.tied { self.table.proved(true) } else { Ok((self.program, self.proved)) };
         let kept = read.and_then(|(program, proved)| match shape.policy {

@@ -306,6 +306,7 @@ fn a_pack_on_a_machine_without_a_gpu_says_so() {
 /// Answers as ptxas does, and "assembles" by copying.
 const FAKE_PTXAS: &str = "#!/bin/sh
 if [ \"$1\" = --version ]; then
+  echo 'ptxas: NVIDIA (R) Ptx optimizing assembler'
   echo 'Cuda compilation tools, release 13.0, V13.0.88'
 else
   cp \"$2\" \"$4\"

@@ -18,7 +18,7 @@ mod suggest;
 pub use explain::{codes, explain};
 pub use fmt::fmt;
 pub use parse::parse;
-pub use resolve::{Set, resolve, with_sets};
+pub use resolve::{Set, recompute_of_split, resolve, with_sets};
 
 /// Reads `text` with the overrides `sets`. The specification is there unless a diagnostic is an error; diagnostics are in
 /// the order of the text.

@@ -23,6 +23,7 @@ mod values;
 mod variant;
 mod weights;
 
+pub use pipeline::recompute_of_split;
 pub(crate) use schedule::lower;
 pub use set::{Set, with_sets};
 
@@ -149,9 +150,9 @@ fn predicted(cx: &mut Context, staleness: &Staleness, recompute: &At<Recompute>)
     }
 }
 
-/// A model for analysis only recomputes as `pipeline` says, unless its own key does.
+/// A model that is estimated recomputes as `pipeline` says, unless its own key does.
 fn recomputed(mut model: Model, recompute: Recompute) -> Model {
-    if !model.analysis_only.is_empty() && model.variant.recompute == Recompute::None {
+    if model.variant.recompute == Recompute::None {
         model.variant.recompute = recompute;
     }
     model

@@ -159,8 +159,19 @@ fn recomputation() {
         let (_, found) = dsl::load(&text("zb_h1", word), &[]);
         assert_eq!(found.iter().map(|d| d.code).collect::<Vec<_>>(), ["P0241"]);
     }
+    let (_, found) = dsl::load(&text("search(memory <= 2x)", "full"), &[]);
+    let codes: Vec<_> = found.iter().map(|d| d.code).collect();
+    assert!(
+        codes.contains(&"P0211") && !codes.contains(&"P0241"),
+        "its orders split, the library's need not: {codes:?}"
+    );
     // A model for analysis only takes it as its own.
     let spec = load(BIG, &["model.recompute=none", "pipeline.recompute=full"]);
+    assert_eq!(spec.model.expect("given").variant.recompute, Recompute::Full);
+    // So does the reference GPT, which is estimated on a device that is not here.
+    let model = "model gpt { layers = 4, width = 64, heads = 4, context = 32, vocab = 64 }\n";
+    let spec =
+        load(&(model.to_owned() + &text("gpipe", "full").replace("accumulate", "microbatch = 1, accumulate")), &[]);
     assert_eq!(spec.model.expect("given").variant.recompute, Recompute::Full);
 }
 

@@ -56,9 +56,9 @@ pub struct RankSummary {
     pub busy_s: f64,
     /// Time blocked in waits for other ranks, training only.
     pub wait_s: f64,
-    /// Bubble in steady state with the measured kernel times, 0..1: every rank as if it had a core.
-    pub bubble_replayed: f64,
-    /// Bubble as it was, 0..1 (start and drains included); only when every rank has a core.
+    /// Bubble in steady state with the measured kernel times, 0..1: every rank as if it had a core; none on devices, whose times are not measured.
+    pub bubble_replayed: Option<f64>,
+    /// Bubble as it was, 0..1 (start and drains included); only when every rank has a core, and not on devices.
     pub bubble_measured: Option<f64>,
     /// Bubble in steady state that the compiler predicted, 0..1.
     pub bubble_predicted: f64,

@@ -86,7 +86,7 @@ pub fn run(
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
     bundle.check()?;
-    if let Some(machine) = machine(bundle, options)? {
+    if let Some(machine) = telling(options, machine(bundle, options))? {
         return execute(&bundle.manifest, On::Devices(&*machine), inputs, options, observer);
     }
     cpu::check(&bundle.manifest.cpu)?;
@@ -139,7 +139,11 @@ fn execute(
     options: &RunOptions,
     observer: &mut dyn Observer,
 ) -> Result<Summary, RunError> {
-    let done = execute_here(manifest, on, inputs, options, observer);
+    telling(options, execute_here(manifest, on, inputs, options, observer))
+}
+
+/// Tells the other processes why this one fails, if it does.
+fn telling<T>(options: &RunOptions, done: Result<T, RunError>) -> Result<T, RunError> {
     if let (Err(error), Some(member)) = (&done, &options.member) {
         member.store.fail(&format!("rank {}: {error}", member.rank));
     }
@@ -185,7 +189,9 @@ fn execute_here(
         training.observer.finished(&summary).map_err(recording("the summary"))?;
     }
     if let Some(member) = &options.member {
-        member.meet("end", manifest.memory.len() as u32)?;
+        let ranks = manifest.memory.len() as u32;
+        member.meet("end", ranks)?;
+        member.store.leave(ranks);
     }
     Ok(summary)
 }
@@ -355,20 +361,21 @@ impl<'a> Training<'a> {
         let manifest = self.pipeline.manifest;
         let replayed = replay::bubbles(&manifest.program, times);
         let cores_suffice = self.pipeline.ranks.len() <= cores();
-        let one = |rank: &Rank| {
+        let timed = self.pipeline.usage().is_none();
+        let one = |(position, rank): (usize, &Rank)| {
             let i = rank.id.index();
             let busy_s = rank.busy_ns as f64 * 1e-9;
             RankSummary {
-                allocated_bytes: rank.arena.bytes(),
+                allocated_bytes: self.pipeline.allocated(position),
                 computed_bytes: manifest.memory[i].total,
                 busy_s,
                 wait_s: rank.wait_ns as f64 * 1e-9,
-                bubble_replayed: replayed[i],
-                bubble_measured: cores_suffice.then(|| (1.0 - busy_s / training_s).max(0.0)),
+                bubble_replayed: timed.then_some(replayed[i]),
+                bubble_measured: (timed && cores_suffice).then(|| (1.0 - busy_s / training_s).max(0.0)),
                 bubble_predicted: manifest.proved.bubble[i],
             }
         };
-        self.pipeline.ranks.iter().map(one).collect()
+        self.pipeline.ranks.iter().enumerate().map(one).collect()
     }
 
     fn stages(&self) -> Vec<StageSummary> {

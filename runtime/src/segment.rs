@@ -56,6 +56,14 @@ impl<'a> Pipeline<'a> {
         }
     }
 
+    /// Bytes of the arena of the rank at a position among those here, as allocated.
+    pub fn allocated(&self, position: usize) -> u64 {
+        match &self.place {
+            Place::Devices(devices) => devices.allocated(position),
+            Place::Threads(_) => self.ranks[position].arena.bytes(),
+        }
+    }
+
     /// Graphs and parts so far; none without devices.
     pub fn usage(&self) -> Option<Usage> {
         match &self.place {

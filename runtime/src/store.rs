@@ -12,6 +12,9 @@ use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+/// How long rank 0, whose process holds the store, stays for the others when all is done or it has failed itself.
+const STAYS: Duration = Duration::from_secs(10);
+
 /// Pause between attempts to reach rank 0, which may start later.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -26,17 +29,24 @@ pub struct Store {
     rank: RankId,
     requests: Mutex<TcpStream>,
     failure: Arc<Mutex<Option<String>>>,
+    /// Rank 0: what is stored, here.
+    shared: Option<Arc<Shared>>,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     values: HashMap<String, Vec<u8>>,
+    /// Processes that said goodbye.
+    left: u32,
+    /// Processes that hear of a failure, and those that have been told of it.
+    listening: u32,
+    told: u32,
     /// The first reason why the run can't go on.
     failure: Option<String>,
 }
@@ -49,6 +59,12 @@ impl Shared {
     fn fail(&self, what: String) {
         self.lock().failure.get_or_insert(what);
         self.changed.notify_all();
+    }
+
+    /// Waits for a while until the state is as wanted.
+    fn stay(&self, wanted: impl Fn(&State) -> bool) {
+        let late = self.changed.wait_timeout_while(self.lock(), STAYS, |s| !wanted(s));
+        drop(late.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The state once it is as wanted, or has failed.
@@ -64,11 +80,13 @@ impl Store {
     /// # Errors
     /// One sentence: the address can't be listened at, or nobody answers within the deadline.
     pub fn join(host: &str, port: u16, rank: RankId, deadline: Duration) -> Result<Store, String> {
-        if rank.0 == 0 {
+        let shared = if rank.0 == 0 {
             let listener = TcpListener::bind(("0.0.0.0", port))
                 .map_err(|e| format!("rank 0 can't listen at port {port} ({e}); set MASTER_PORT to a free one"))?;
-            serve(listener);
-        }
+            Some(serve(listener))
+        } else {
+            None
+        };
         let host = if rank.0 == 0 { "127.0.0.1" } else { host };
         let start = Instant::now();
         let reach = || -> io::Result<TcpStream> {
@@ -95,7 +113,7 @@ impl Store {
                 let what = said.unwrap_or_else(|_| "the process of rank 0 is gone".into());
                 *heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
             });
-            Ok(Store { rank, requests: Mutex::new(requests), failure })
+            Ok(Store { rank, requests: Mutex::new(requests), failure, shared })
         };
         connect().map_err(|e| format!("rank {rank} can't reach rank 0 at {host}:{port} ({e})"))
     }
@@ -122,6 +140,19 @@ impl Store {
     pub fn fail(&self, what: &str) {
         // Who can't be told is gone already.
         let _ = self.ask(FAIL, "", what.as_bytes());
+        if let Some(shared) = &self.shared {
+            shared.stay(|s| s.told >= s.listening);
+        }
+    }
+
+    /// Says goodbye, when all of so many ranks have done what there was to do: a process that ends otherwise has failed.
+    /// Rank 0 stays until all have.
+    pub fn leave(&self, ranks: u32) {
+        // Nothing is needed of the others any more.
+        let _ = self.ask(GOODBYE, "", &[]);
+        if let Some(shared) = &self.shared {
+            shared.stay(|s| s.left >= ranks || s.failure.is_some());
+        }
     }
 
     /// Why the run has failed, if it has.
@@ -134,15 +165,6 @@ impl Store {
         let asked = stream.write_all(&[kind]).and_then(|()| send(&mut *stream, name.as_bytes()));
         let asked = asked.and_then(|()| send(&mut *stream, value)).and_then(|()| receive(&mut *stream));
         asked.map_err(|e| self.failure().unwrap_or_else(|| format!("rank {} lost rank 0 ({e})", self.rank)))
-    }
-}
-
-impl Drop for Store {
-    fn drop(&mut self) {
-        // A thread that panics leaves as a process that dies does.
-        if !std::thread::panicking() {
-            let _ = self.ask(GOODBYE, "", &[]);
-        }
     }
 }
 
@@ -162,17 +184,19 @@ fn receive(stream: &mut impl Read) -> io::Result<Vec<u8>> {
 }
 
 /// Answers connections for the rest of the process.
-fn serve(listener: TcpListener) {
+fn serve(listener: TcpListener) -> Arc<Shared> {
     let shared = Arc::new(Shared::default());
+    let served = shared.clone();
     std::thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let shared = shared.clone();
+            let shared = served.clone();
             std::thread::spawn(move || {
                 // A connection that breaks is found out below, or is nobody's.
                 let _ = attend(stream, &shared);
             });
         }
     });
+    shared
 }
 
 fn attend(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
@@ -180,8 +204,12 @@ fn attend(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.read_exact(&mut hello)?;
     let rank = u32::from_le_bytes([hello[2], hello[3], hello[4], hello[5]]);
     if hello[0] == 0 {
+        shared.lock().listening += 1;
         let failure = shared.until(|_| false).failure.clone();
-        return send(&mut stream, failure.unwrap_or_default().as_bytes());
+        let sent = send(&mut stream, failure.unwrap_or_default().as_bytes());
+        shared.lock().told += 1;
+        shared.changed.notify_all();
+        return sent;
     }
     let said_goodbye = requests(&mut stream, shared);
     if !matches!(said_goodbye, Ok(true)) {
@@ -215,7 +243,10 @@ fn requests(stream: &mut TcpStream, shared: &Shared) -> io::Result<bool> {
                 Vec::new()
             }
             _ => {
-                send(stream, &[])?;
+                shared.lock().left += 1;
+                shared.changed.notify_all();
+                // Who leaves may not wait for the answer.
+                let _ = send(stream, &[]);
                 return Ok(true);
             }
         };
@@ -244,13 +275,44 @@ mod tests {
         let port = port();
         std::thread::scope(|scope| {
             // May come before anyone listens.
-            let early = scope.spawn(move || join(port, 1).get("id").unwrap());
+            let early = scope.spawn(move || {
+                let store = join(port, 1);
+                let value = store.get("id").unwrap();
+                store.leave(3);
+                value
+            });
             let first = join(port, 0);
             first.put("id", &[7; 300]).unwrap();
             assert_eq!(early.join().unwrap(), [7; 300]);
-            assert_eq!(join(port, 2).get("id").unwrap(), [7; 300]);
-            assert_eq!(first.failure(), None, "who says goodbye has not failed");
+            let late = join(port, 2);
+            assert_eq!(late.get("id").unwrap(), [7; 300]);
+            late.leave(3);
         });
+    }
+
+    #[test]
+    fn rank_0_stays_until_all_have_left() {
+        let port = port();
+        let (first, other) = (join(port, 0), join(port, 1));
+        std::thread::scope(|scope| {
+            let leaves = scope.spawn(|| {
+                first.leave(2);
+                first.shared.as_ref().unwrap().lock().left
+            });
+            other.put("last", &[1]).unwrap();
+            assert_eq!(other.get("last").unwrap(), [1]);
+            other.leave(2);
+            assert_eq!(leaves.join().unwrap(), 2);
+        });
+        assert_eq!(first.failure(), None, "who says goodbye has not failed");
+    }
+
+    #[test]
+    fn a_process_that_ends_before_its_run_is_missed() {
+        let port = port();
+        let stays = join(port, 0);
+        drop(join(port, 1));
+        assert_eq!(stays.get("never").unwrap_err(), "the process of rank 1 is gone");
     }
 
     #[test]

@@ -57,13 +57,15 @@ fn alone() {
     toy::try_run(toy, &place.options(3), &mut ()).unwrap();
     assert_eq!(ARENAS.load(SeqCst), 1);
     for (schedule, ranks) in [(Schedule::Gpipe, 2), (Schedule::Async, 4)] {
-        // Much longer than what may wait in a queue: at both samples every rank's thread is there.
-        let mut sampler = Sampler { at: [(10, 0), (100, 0)] };
+        // Much longer than what may wait in a queue: at both samples every rank's thread is there. What threads take once may come late.
+        let samples = [10, 900];
+        let mut sampler = Sampler { at: samples.map(|update| (update, 0)) };
         let summary = toy::try_run(toy::toy(schedule, ranks, 2), &place.options(1000), &mut sampler).unwrap();
         let [(_, early), (_, late)] = sampler.at;
         let arenas: u64 = summary.ranks.iter().map(|r| r.allocated_bytes).sum();
         assert!(early as u64 > arenas);
-        assert_eq!(early, late, "{schedule:?}");
+        let updates = (samples[1] - samples[0]) as usize;
+        assert!(late < early + updates, "{schedule:?}: {early} bytes, {late} after {updates} updates more");
     }
 }
 

@@ -27,7 +27,7 @@ const LISTED_MAX: usize = 20;
 pub fn expect(args: &GpuExpect) -> Result<(), Failure> {
     let bundle = super::read_bundle(&args.bundle)?;
     let machine = devices(&bundle, DeviceOptions::default().deadline).map_err(outside)?;
-    let probes = probe(&bundle.manifest, &*machine).map_err(outside)?;
+    let probes = probe(&bundle.manifest, &*machine, DeviceOptions::default().deadline).map_err(outside)?;
     expected::write(&args.output, &probes).map_err(|e| Failure::file("write", &args.output, e))?;
     output::write(&format!("{}: {} kernels\n", args.output.display(), probes.len()))
 }
@@ -95,7 +95,13 @@ fn named(pack: &Path, start: &str) -> Result<Vec<(String, PathBuf)>, Failure> {
 fn check_kernels(chip: &str, bundle: &Bundle, expected: &Path, deadline: Duration) -> Result<usize, Failure> {
     let known = expected::read(expected).map_err(|e| Failure::file("read", expected, e))?;
     let machine = devices(bundle, deadline).map_err(outside)?;
-    let found = probe(&bundle.manifest, &*machine).map_err(outside)?;
+    let found = match probe(&bundle.manifest, &*machine, deadline) {
+        Ok(found) => found,
+        Err(error) => {
+            output::write(&format!("WRONG  kernels for {chip}: {error}\n"))?;
+            return Ok(1);
+        }
+    };
     let (mut equal, mut lines, mut wrong) = (0, Vec::new(), 0);
     for probe in &found {
         let empty = BTreeMap::new();
@@ -143,7 +149,13 @@ fn check_training(name: &str, chip: &str, dir: &Path, pack: &Path, deadline: Dur
     options.device.deadline = deadline;
     let inputs = Inputs::read(&bundle.manifest, &options).map_err(outside)?;
     let mut losses = Losses::default();
-    let summary = runtime::run(&bundle, &inputs, &options, &mut losses).map_err(outside)?;
+    let summary = match runtime::run(&bundle, &inputs, &options, &mut losses) {
+        Ok(summary) => summary,
+        Err(error) => {
+            output::write(&format!("WRONG  training {name} for {chip}: {error}\n"))?;
+            return Ok(1);
+        }
+    };
     let apart = losses.0.iter().zip(&known).map(|(f, k)| (f - k).abs() / k).fold(0.0, f64::max);
     let wrong = apart > LOSS_APART_MAX || losses.0.len() != known.len();
     let usage = summary.devices.unwrap_or_default();

@@ -20,6 +20,15 @@ use std::time::Duration;
 pub fn run(args: &Run) -> Result<(), Failure> {
     let launch = launch::read(|name| std::env::var(name).ok()).map_err(Failure::Usage)?;
     let (bundle, inputs, mut options) = prepare(args)?;
+    let last = bundle.manifest.program.rank_of_stage.last();
+    let reports = launch.as_ref().is_none_or(|launch| Some(&RankId(launch.rank)) == last);
+    let mut observers: Vec<Box<dyn Observer>> = Vec::new();
+    if reports {
+        observers.push(Box::new(Progress::stderr()));
+    }
+    if let Some(path) = args.metrics.as_ref().filter(|_| reports) {
+        observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
+    }
     match launch {
         // Ctrl-C ends such a process at once, and the others are told.
         Some(launch) => options.member = Some(Arc::new(member(&launch, &bundle.manifest, options.device.deadline)?)),
@@ -28,15 +37,6 @@ pub fn run(args: &Run) -> Result<(), Failure> {
             let watched = StopFlag::on_ctrl_c();
             options.stop = watched.map_err(|e| Failure::Outside(format!("cannot watch for Ctrl-C: {e}")))?;
         }
-    }
-    let reports =
-        options.member.as_ref().is_none_or(|member| Some(&member.rank) == bundle.manifest.program.rank_of_stage.last());
-    let mut observers: Vec<Box<dyn Observer>> = Vec::new();
-    if reports {
-        observers.push(Box::new(Progress::stderr()));
-    }
-    if let Some(path) = args.metrics.as_ref().filter(|_| reports) {
-        observers.push(Box::new(Metrics::create(path).map_err(|e| Failure::file("write", path, e))?));
     }
     let summary = runtime::run(&bundle, &inputs, &options, &mut observers).map_err(failure)?;
     if reports { output::write(&closing(&summary)) } else { Ok(()) }
@@ -157,13 +157,13 @@ fn closing(summary: &Summary) -> String {
             r.computed_bytes,
             r.allocated_bytes,
             percent(r.bubble_predicted),
-            percent(r.bubble_replayed),
+            r.bubble_replayed.map_or_else(|| "-".to_owned(), percent),
             r.bubble_measured.map_or_else(|| "-".to_owned(), percent),
             r.busy_s,
             r.wait_s
         ));
     }
-    if summary.ranks.iter().any(|r| r.bubble_measured.is_none()) {
+    if summary.devices.is_none() && summary.ranks.iter().any(|r| r.bubble_measured.is_none()) {
         lines.push(
             "(more ranks than cores: the bubble is replayed from measured kernel times, not measured)".to_owned(),
         );

@@ -3,6 +3,7 @@
 use crate::harness::{Data, Runnable, random};
 use crate::narrow::{self, representable};
 use crate::optimizers::{self, ADAMW};
+use artifact::optimizer::HYPER_LEN;
 use model::graph::Elem;
 use model::kernel::{Dtype, KernelOp, Sink, Table, UpdateRule, Writes};
 use model::kernel_plan::{plan_kernel, plan_kernel_of};
@@ -17,7 +18,7 @@ fn content(operand: &Operand, bf16: bool, seed: u64) -> Data {
         (Elem::U32, _) => Data::U32((0..len as u32).map(|i| i * 7 % 5).collect()),
         (Elem::F64, _) => Data::F64(vec![f64::NAN; len]),
         (_, Access::Write) => Data::unset(len),
-        _ if operand.bytes == 64 => Data::F32(optimizers::hyper(ADAMW)),
+        _ if operand.bytes == 4 * HYPER_LEN as u64 => Data::F32(optimizers::hyper(ADAMW)),
         _ if bf16 => Data::F32(representable(Dtype::Bf16, values)),
         _ => Data::F32(values.iter().map(|x| x * x + 0.01).collect()),
     }

@@ -510,7 +510,7 @@ pub fn refusal(spec: &Spec) -> Option<Diagnostic> {
     let message = format!("this spec can be checked, not compiled: {} {verb} for analysis only", names.join(", "));
     let error = Diagnostic::error("P0420", first.span.clone(), message);
     let error = others.iter().fold(error, |error, key| error.and_at(key.span.clone(), "and this"));
-    Some(error.help(format!("remove {them} to compile the reference GPT for this machine's CPU")))
+    Some(error.help(format!("remove {them} to compile the reference GPT")))
 }
 
 fn saturated(n: u128) -> u64 {

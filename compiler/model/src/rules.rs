@@ -57,14 +57,14 @@ impl Rules {
         let groups = spec.groups.iter().map(|g| group(selectors(g), g.optimizer.value)).collect();
         let clip = spec.clip.as_ref().map(|clip| clip.value);
         let stages = correction.map_or(0, |c| c.by_stage()[0].len());
-        let drifts = (0..stages).map(|s| correction.is_some_and(|c| c.has_drift(s))).collect();
+        let drifts = (0..stages).map(|s| correction.is_some_and(|c| c.acts_on(s))).collect();
         Rules { drifts, ..Self::new(groups, group(Vec::new(), spec.optimizer.value), clip) }
     }
 
     /// As they are on one stage.
     pub fn on_stage(&self, stage: usize) -> Self {
         let drift = self.drifts.get(stage).copied().unwrap_or(false);
-        let group = |g: &GroupRule| GroupRule { rule: g.rule.under_drift(drift), ..g.clone() };
+        let group = |g: &GroupRule| GroupRule { rule: g.rule.where_it_acts(drift), ..g.clone() };
         Rules { groups: self.groups.iter().map(group).collect(), ..self.clone() }
     }
 

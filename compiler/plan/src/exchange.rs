@@ -30,12 +30,9 @@ pub(crate) fn place(program: &Program, lines: &mut [Line]) {
         let line = &mut lines[program.rank_of_stage[stage].index()];
         work::visit(line.period.len());
         let here = |item: &Item| item.stage as usize == stage && weight_gradient(item.op);
-        let each = line.microbatches / line.updates.max(1);
-        for update in 0..line.updates {
-            let of = |item: &Item| here(item) && item.mb / each.max(1) == update;
-            if let Some(last) = line.period.iter().rposition(of) {
-                line.period.insert(last + 1, Item { op: Op::SendG, stage: stage as u32, mb: update });
-            }
+        // A flush has one update.
+        if let Some(last) = line.period.iter().rposition(here) {
+            line.period.insert(last + 1, Item { op: Op::SendG, stage: stage as u32, mb: 0 });
         }
     }
 }

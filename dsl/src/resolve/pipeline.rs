@@ -86,7 +86,7 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
     let boundary = section.find("boundary").map(|entry| boundary(cx, entry));
     let fuse = section.value(cx, "fuse").map(|v| cx.switch(v, "fuse"));
     let fuse = given(fuse)?.unwrap_or(At { value: true, span: section.start.clone() });
-    let recompute = recompute(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
+    let recompute = recompute(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule), search.is_some());
     let cover_latency = cover::cover_latency(cx, &section, schedule.as_ref().map(|(_, schedule)| schedule));
     let products = products(cx, &section);
     let (name, schedule) = schedule?;
@@ -116,7 +116,12 @@ pub(super) fn pipeline(cx: &mut Context, block: &Block, outer: &Outer<'_>) -> Op
 }
 
 /// `recompute = full`, for a backward pass in one piece.
-fn recompute(cx: &mut Context, section: &Section<'_>, schedule: Option<&Schedule>) -> Option<At<Recompute>> {
+fn recompute(
+    cx: &mut Context,
+    section: &Section<'_>,
+    schedule: Option<&Schedule>,
+    searched: bool,
+) -> Option<At<Recompute>> {
     let Some(value) = section.value(cx, "recompute") else {
         return Some(At { value: Recompute::None, span: section.start.clone() });
     };
@@ -125,16 +130,30 @@ fn recompute(cx: &mut Context, section: &Section<'_>, schedule: Option<&Schedule
         "full" => Recompute::Full,
         _ => Recompute::None,
     };
-    if let Some(schedule) = schedule.filter(|s| s.backward == Backward::Split && recompute != Recompute::None) {
-        let message = format!("`recompute` saves no memory under `{}`, which splits the backward pass", schedule.name);
-        let found = Diagnostic::error("P0241", value.span.clone(), message);
-        let found = found.note(
-            "W reads what I computed again, so that lies in the stash until W, beside the gradients that I leaves for W: as much as without",
-        );
-        cx.report(found.help("use a schedule with `backward whole`, such as one_f_one_b, or leave `recompute` out"));
+    let recompute = At { value: recompute, span: value.span.clone() };
+    if searched && recompute.value != Recompute::None {
+        let instead = "name a schedule with `backward whole`, such as one_f_one_b: orders of the search's own split the backward pass";
+        not_yet(cx, &recompute.span, "`recompute` under a search", instead);
         return None;
     }
-    Some(At { value: recompute, span: value.span.clone() })
+    if let Some(found) = schedule.and_then(|schedule| recompute_of_split(schedule, &recompute)) {
+        cx.report(found);
+        return None;
+    }
+    Some(recompute)
+}
+
+/// `P0241`: a schedule whose backward pass is split leaves nothing to gain. Also for what takes the place of a spec's schedule.
+pub fn recompute_of_split(schedule: &Schedule, recompute: &At<Recompute>) -> Option<Diagnostic> {
+    if schedule.backward != Backward::Split || recompute.value == Recompute::None {
+        return None;
+    }
+    let message = format!("`recompute` saves no memory under `{}`, which splits the backward pass", schedule.name);
+    let found = Diagnostic::error("P0241", recompute.span.clone(), message);
+    let found = found.note(
+        "W reads what I computed again, so that lies in the stash until W, beside the gradients that I leaves for W: as much as without",
+    );
+    Some(found.help("use a schedule with `backward whole`, such as one_f_one_b, or leave `recompute` out"))
 }
 
 /// `matmul = tf32`

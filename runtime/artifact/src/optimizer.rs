@@ -319,7 +319,7 @@ impl UpdateRule {
     }
 
     /// The rule on a stage whose backward passes do, or do not, meet newer weights than its forward passes.
-    pub fn under_drift(self, drift: bool) -> Self {
+    pub fn where_it_acts(self, drift: bool) -> Self {
         let for_drift = |c| c != CorrectionKind::ErrorFeedback && c != CorrectionKind::Nesterov;
         UpdateRule { correction: self.correction.filter(|&c| drift || !for_drift(c)), ..self }
     }
@@ -370,7 +370,7 @@ pub enum Correction {
 }
 
 impl Correction {
-    /// What it adds to an update with this optimizer, if anything; see [`UpdateRule::under_drift`].
+    /// What it adds to an update with this optimizer, if anything; see [`UpdateRule::where_it_acts`].
     pub fn kind(&self, optimizer: OptimizerKind) -> Option<CorrectionKind> {
         match self {
             Correction::ErrorFeedback { .. } => Some(CorrectionKind::ErrorFeedback),
@@ -383,7 +383,7 @@ impl Correction {
     }
 
     /// Whether there is anything on a stage that a correction of its reads keeps or writes something for: drift, or delay.
-    pub fn has_drift(&self, stage: usize) -> bool {
+    pub fn acts_on(&self, stage: usize) -> bool {
         let (Correction::PipeMare { drift: by_stage, .. }
         | Correction::Prediction { ahead: by_stage }
         | Correction::DelayCompensation { lambda: by_stage }) = self

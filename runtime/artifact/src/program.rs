@@ -312,8 +312,8 @@ impl Manifest {
     pub fn rule(&self, group: &Group, stage: StageId) -> UpdateRule {
         let kind = group.optimizer.kind();
         let correction = self.correction.as_ref().and_then(|c| c.kind(kind));
-        let drift = self.correction.as_ref().is_some_and(|c| c.has_drift(stage.index()));
-        UpdateRule { correction, ..UpdateRule::plain(kind) }.under_drift(drift)
+        let drift = self.correction.as_ref().is_some_and(|c| c.acts_on(stage.index()));
+        UpdateRule { correction, ..UpdateRule::plain(kind) }.where_it_acts(drift)
     }
 
     /// Updates that the learning rates are made for, if one ends: the longest.

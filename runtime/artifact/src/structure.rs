@@ -68,7 +68,7 @@ pub fn check(bundle: &Bundle) -> Result<(), BundleError> {
     Ok(())
 }
 
-/// Invariants 1 to 6, 8 and 9, as far as they don't concern the images.
+/// Invariants 1 to 6, and 8 to 10, as far as they don't concern the images.
 ///
 /// # Errors
 /// The first one that is broken.

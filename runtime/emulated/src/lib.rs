@@ -2,7 +2,7 @@
 //!
 //! The compiler gives the LLVM IR that a kernel's PTX is made from as machine code of this CPU (`codegen::cuda::emulated_object`). Here
 //! each thread of a block is a fiber; it runs until it waits for others at a barrier or in an exchange of its warp, or ends.
-//! Blocks run one after the other. So the arithmetic, the memory accesses and their order within a thread are the device's;
+//! Blocks run one after the other. So the arithmetic (but for the order in which a tensor core sums), the memory accesses and their order within a thread are the device's;
 //! the time is not.
 //!
 //! # What is found
@@ -10,7 +10,7 @@
 //! | fault | where |
 //! |---|---|
 //! | threads of a block wait at different barriers, or some have ended | barrier |
-//! | lanes of a warp are not all at the same exchange or vote | exchange |
+//! | lanes of a warp are not all at the same exchange, vote, product, or load of matrices | exchange |
 //! | an access outside of every operand and shared array, or not at a multiple of its size | every access |
 //! | shared memory that no thread of the block has written, or an output that no thread has | read |
 //! | shared memory that another thread wrote or read since the last barrier | write, read |

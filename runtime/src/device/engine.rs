@@ -449,10 +449,12 @@ impl<'a> Enqueuer<'a> {
             }
             Fault::Peer(peer, cause) => {
                 let waited = match self.waiting() {
-                    Waiting::Peer(what) => what,
-                    _ => format!("rank {peer}"),
+                    Waiting::Peer(what) => format!("; it waited for {what}"),
+                    // News from outside of the transfers.
+                    _ if peer == self.id => String::new(),
+                    _ => format!("; it waited for rank {peer}"),
                 };
-                self.control.waited(self.id, format!("rank {} can't go on, {cause}; it waited for {waited}", self.id));
+                self.control.waited(self.id, format!("rank {} can't go on, {cause}{waited}", self.id));
             }
         }
         self.attached.device.abort();

@@ -96,6 +96,11 @@ impl Devices {
         Ok(Devices { attached, options, member, forward: forward(&manifest.program) })
     }
 
+    /// Bytes of the arena of the rank at a position among those here, as allocated.
+    pub fn allocated(&self, position: usize) -> u64 {
+        self.attached[position].device.allocated()
+    }
+
     /// Runs a segment's training; returns when every rank has ended. Failures are recorded in the control.
     pub fn train(
         &mut self,

@@ -28,11 +28,11 @@ pub struct Probe {
     pub time: Duration,
 }
 
-/// Runs every kernel that the bundle calls, on its stage's rank.
+/// Runs every kernel that the bundle calls, on its stage's rank, each for at most so long.
 ///
 /// # Errors
 /// What the machine lacks, or which kernel failed how.
-pub fn probe(manifest: &Manifest, machine: &dyn Machine) -> Result<Vec<Probe>, RunError> {
+pub fn probe(manifest: &Manifest, machine: &dyn Machine, deadline: Duration) -> Result<Vec<Probe>, RunError> {
     let mut probes = Vec::new();
     // Ranks that share a transport would wait for each other: each is on its own.
     for rank in 0..manifest.memory.len() as u32 {
@@ -45,7 +45,8 @@ pub fn probe(manifest: &Manifest, machine: &dyn Machine) -> Result<Vec<Probe>, R
         device.working(true);
         for (stage, call) in calls {
             let kernel = &manifest.kernels[call.kernel as usize];
-            let done = one(&mut *device, manifest, stage, call).map_err(|fault| {
+            let done = one(&mut *device, manifest, stage, call, deadline).map_err(|fault| {
+                device.abort();
                 let (Fault::Device(cause) | Fault::Peer(_, cause)) = fault else {
                     return RunError::Device(format!("the kernel `{}` was killed", kernel.name));
                 };
@@ -75,7 +76,13 @@ fn first_calls(manifest: &Manifest, rank: RankId) -> Vec<(usize, &Call)> {
     found
 }
 
-fn one(device: &mut dyn Device, manifest: &Manifest, stage: usize, call: &Call) -> Result<Probe, Fault> {
+fn one(
+    device: &mut dyn Device,
+    manifest: &Manifest,
+    stage: usize,
+    call: &Call,
+    deadline: Duration,
+) -> Result<Probe, Fault> {
     let kernel = &manifest.kernels[call.kernel as usize];
     let operands: Vec<Vec<u8>> = (0..call.args.len()).map(|i| operand(manifest, stage, kernel, call, i)).collect();
     for (place, bytes) in call.args.iter().zip(&operands) {
@@ -85,7 +92,11 @@ fn one(device: &mut dyn Device, manifest: &Manifest, stage: usize, call: &Call) 
     let start = Instant::now();
     let launch = Command::Launch { stage, kernel: call.kernel, args };
     device.enqueue(&[launch, Command::Record(Stream::Compute, 0)])?;
+    let begun = device.now();
     while !device.happened(0)? {
+        if device.now().saturating_sub(begun) >= deadline {
+            return Err(Fault::Device(format!("it didn't end within {} s", deadline.as_secs())));
+        }
         device.pause();
     }
     let time = start.elapsed();
@@ -158,10 +169,10 @@ pub fn distance(found: &[u8], expected: &[u8]) -> f64 {
         bytes.as_chunks().0.iter().map(|&b| f64::from(f32::from_le_bytes(b))).collect()
     };
     let (found, expected) = (numbers(found), numbers(expected));
-    let largest = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-    let apart = found.iter().zip(&expected).map(|(f, e)| (f - e).abs());
+    let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, x| most.max(x.abs()));
+    let apart = found.iter().zip(&expected).map(|(f, e)| if f == e { 0.0 } else { (f - e).abs() });
     let most = apart.fold(0.0, |most: f64, d| if d.is_nan() { f64::INFINITY } else { most.max(d) });
-    if most == 0.0 { 0.0 } else { most / largest }
+    if most == 0.0 || most.is_infinite() { most } else { most / largest }
 }
 
 #[cfg(test)]
@@ -176,6 +187,9 @@ mod tests {
         assert_eq!(distance(&bytes(&[1.0, -4.0, 0.5]), &expected), 0.125);
         assert_eq!(distance(&bytes(&[1.0, f32::NAN, 0.0]), &expected), f64::INFINITY);
         assert_eq!(distance(&bytes(&[1.0]), &expected), f64::INFINITY);
+        let infinite = bytes(&[f32::INFINITY, 2.0, 1.0]);
+        assert_eq!(distance(&bytes(&[f32::INFINITY, 2.0, 2.0]), &infinite), 0.5);
+        assert_eq!(distance(&bytes(&[1.0, 2.0, 1.0]), &infinite), f64::INFINITY);
         assert_eq!(distance(&3.0f64.to_le_bytes(), &2.0f64.to_le_bytes()), 0.5);
     }
 }

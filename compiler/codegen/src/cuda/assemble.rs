@@ -18,6 +18,10 @@ impl Assembler {
     pub fn ask(program: &Path) -> Option<Assembler> {
         let said = Command::new(program).arg("--version").output().ok()?;
         let text = String::from_utf8_lossy(&said.stdout).into_owned();
+        // Other tools of CUDA have the same line of the version.
+        if !text.starts_with("ptxas:") {
+            return None;
+        }
         // "Cuda compilation tools, release 13.0, V13.0.88"
         let version = text.lines().find_map(|line| line.rsplit_once(", V").map(|(_, version)| version.trim()))?;
         Some(Assembler { program: program.to_path_buf(), name: format!("ptxas {version}") })
@@ -41,7 +45,7 @@ impl Assembler {
         let said = command.arg(format!("-arch={chip}")).arg(&input).arg("-o").arg(&output).output().map_err(io)?;
         if !said.status.success() {
             let text = String::from_utf8_lossy(&said.stderr).trim().replace('\n', "; ");
-            return Err(error(format!("{}: {text}", self.name)));
+            return Err(error(format!("{} ended with {}: {text}", self.name, said.status)));
         }
         Ok(Cubin { assembler: self.name.clone(), code: std::fs::read(&output).map_err(io)? })
     }

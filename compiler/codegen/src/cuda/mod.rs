@@ -9,8 +9,8 @@
 //! # What the text means
 //!
 //! [`code::Code`] writes it: loads and stores of memory, arithmetic on f32, loops, barriers. No fastmath flags: every operation
-//! rounds once, so kernels whose sums have a fixed order (matmuls, column sums, embeddings, updates) have the bits of the
-//! CPU's kernels. Those that sum a row in parallel (LayerNorm, softmax) differ from the CPU in rounding only, and never
+//! rounds once, so kernels whose sums have a fixed order (matmuls on ordinary cores, column sums, embeddings, updates) have the bits of the
+//! CPU's kernels. A tensor core sums in an order of its own. Those that sum a row in parallel (LayerNorm, softmax) differ from the CPU in rounding only, and never
 //! from run to run.
 //!
 //! # Rules

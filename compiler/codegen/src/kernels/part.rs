@@ -184,17 +184,7 @@ fn add(name: &str, len: u64, cpu: CpuClass) -> KernelSource {
     let mut func = Func::new(name);
     func.input("other", &[len], "f32");
     func.output("g", &[len], "f32");
-    func.push(&format!(
-        "%both = linalg.generic {{indexing_maps = [{map}, {map}], iterator_types = {iterators}}} \
-         ins(%other : {t}) outs(%g : {t}) {{\n\
-         ^bb0(%other_el: f32, %g_el: f32):\n\
-         %g_new = arith.addf %g_el, %other_el : f32\n\
-         linalg.yield %g_new : f32\n}} -> {t}",
-        map = identity_map(1),
-        iterators = parallel(1),
-        t = tensor(&[len], "f32"),
-    ));
-    func.result("g", "%both");
+    elementwise(&mut func, len, (&["other"], &["g"]), "%g_new = arith.addf %g_el, %other_el : f32\n");
     KernelSource { linalg: func.finish(), strategy: strategy::elementwise_1d(len, cpu) }
 }
 

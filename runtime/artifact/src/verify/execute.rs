@@ -192,7 +192,7 @@ pub fn port(op: Op) -> Option<usize> {
 }
 
 /// The channel that a stage's exchange of a tied table's gradients sends on.
-pub fn exchange_channel(program: &Program, stage: usize) -> usize {
+fn exchange_channel(program: &Program, stage: usize) -> usize {
     2 * (program.rank_of_stage.len() - 1) + usize::from(stage > 0)
 }
 
@@ -413,7 +413,7 @@ impl<'a> Execution<'a> {
 }
 
 /// The stages at the ends of a channel: who sends, who receives.
-fn stages_of(program: &Program, channel: usize) -> [usize; 2] {
+pub(super) fn stages_of(program: &Program, channel: usize) -> [usize; 2] {
     let (lower, last) = (channel / 2, program.rank_of_stage.len() - 1);
     let ends = if lower == last { [0, last] } else { [lower, lower + 1] };
     if channel % 2 == 0 { ends } else { [ends[1], ends[0]] }

@@ -1,9 +1,9 @@
 //! Transfers between ranks: what one sends is what the other receives, in the same order.
 
 use super::Violation;
-use super::index::Kind;
+use super::execute::{side, stages_of};
 use crate::ids::RankId;
-use crate::stream::{Instr, Program};
+use crate::stream::Program;
 use crate::work;
 
 /// A transfer: its channel, and the micro-batch (the update, where gradients of a tied table are exchanged).
@@ -47,22 +47,6 @@ struct Pair {
     received: Side,
 }
 
-/// The channel of a transfer, numbered by its lower stage and its direction, and whether this is the sending side. The last two
-/// are those of the tied table: from its first stage, and to it.
-fn channel(i: &Instr, borders: u32) -> Option<(u32, bool)> {
-    let s = i.stage.0;
-    let first = s == 0;
-    Some(match Kind::of(i.op) {
-        Kind::SendF => (2 * s, true),
-        Kind::RecvF => (2 * (s - 1), false),
-        Kind::SendB => (2 * (s - 1) + 1, true),
-        Kind::RecvB => (2 * s + 1, false),
-        Kind::SendG => (2 * borders + u32::from(!first), true),
-        Kind::RecvG => (2 * borders + u32::from(first), false),
-        _ => return None,
-    })
-}
-
 /// Pairs in ascending order, with space for their transfers, and by channel the number of its pair.
 fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     let homes = &program.rank_of_stage;
@@ -70,10 +54,8 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     let tied = program.partner(0).is_some();
     let channels = 2 * (borders + usize::from(tied));
     let ends = |channel: usize| {
-        let lower = channel / 2;
-        let (lower, upper) = if lower == borders { (0, borders) } else { (lower, lower + 1) };
-        let (lower, upper) = (homes[lower], homes[upper]);
-        if channel % 2 == 0 { (lower, upper) } else { (upper, lower) }
+        let [sender, receiver] = stages_of(program, channel);
+        (homes[sender], homes[receiver])
     };
     let mut all: Vec<_> = (0..channels).map(ends).collect();
     all.sort_unstable();
@@ -84,9 +66,9 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
         let stream = &program.streams[0];
         capacities[*number] += if channel / 2 == borders { stream.updates } else { stream.microbatches } as usize;
     }
-    let side = |capacity| Side { prologue: Vec::new(), period: Vec::with_capacity(capacity) };
+    let empty = |capacity| Side { prologue: Vec::new(), period: Vec::with_capacity(capacity) };
     let pair = |((sender, receiver), capacity)| {
-        let (sent, received) = (side(capacity), side(capacity));
+        let (sent, received) = (empty(capacity), empty(capacity));
         Pair { sender, receiver, sent, received }
     };
     (all.into_iter().zip(capacities).map(pair).collect(), numbers)
@@ -100,11 +82,11 @@ pub(super) fn check(program: &Program) -> Vec<Violation> {
     for stream in &program.streams {
         for (list, in_period) in [(&stream.prologue, false), (&stream.period, true)] {
             for i in list {
-                let Some((channel, sends)) = channel(i, borders) else { continue };
-                let pair = &mut pairs[numbers[channel as usize]];
+                let Some((channel, sends)) = side(program, i.op, i.stage.index()) else { continue };
+                let pair = &mut pairs[numbers[channel]];
                 let side = if sends { &mut pair.sent } else { &mut pair.received };
                 let list = if in_period { &mut side.period } else { &mut side.prologue };
-                list.push((channel, i.mb));
+                list.push((channel as u32, i.mb));
             }
         }
     }

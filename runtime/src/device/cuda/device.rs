@@ -287,6 +287,7 @@ impl Device for OnGpu {
     fn working(&mut self, _: bool) {}
 
     fn abort(&mut self) {
+        self.queue.abandoned = true;
         match &mut self.peers {
             Peers::Nccl(comm) => comm.abort(),
             Peers::Local(board) => board.leave(self.rank),

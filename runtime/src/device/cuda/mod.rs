@@ -129,11 +129,13 @@ impl<'b> Cuda<'b> {
                 (place(ranks, gpus).map_err(missing)?, transport)
             }
         };
-        Ok(Cuda { bundle, driver, chip, ordinals, transport, deadline, member })
+        let cuda = Cuda { bundle, driver, chip, ordinals, transport, deadline, member };
+        cuda.has_room().map_err(missing)?;
+        Ok(cuda)
     }
 
-    /// Whether a rank's GPU runs the code and has room for the arenas of all ranks on it.
-    fn suits(&self, gpu: &Gpu, rank: RankId) -> Result<(), String> {
+    /// Whether a GPU runs the code.
+    fn suits(&self, gpu: &Gpu) -> Result<(), String> {
         let capability = gpu.capability()?;
         if !self.chip.runs_on(capability) {
             let ((major, minor), target, ordinal) = (capability, &self.bundle.manifest.cpu, gpu.ordinal);
@@ -143,15 +145,35 @@ impl<'b> Cuda<'b> {
                 gpu.name()
             ));
         }
-        let (needed, (free, total)) = (self.bundle.manifest.memory[rank.index()].total, gpu.memory()?);
-        if needed > free {
-            return Err(format!(
-                "rank {rank} needs {needed} bytes on GPU {} ({}), which has {free} of {total} free",
-                gpu.ordinal,
-                gpu.name()
-            ));
+        Ok(())
+    }
+
+    /// Whether every GPU has room for the arenas of its ranks here.
+    fn has_room(&self) -> Result<(), String> {
+        for (rank, &ordinal) in self.ordinals.iter().enumerate().filter(|(rank, _)| self.is_here(*rank)) {
+            let memory = &self.bundle.manifest.memory;
+            let on_it = (0..memory.len()).filter(|&r| self.ordinals[r] == ordinal && self.is_here(r));
+            let ranks: Vec<usize> = on_it.collect();
+            if ranks[0] < rank {
+                continue;
+            }
+            let gpu = self.driver.gpu(ordinal)?;
+            let (needed, (free, total)) = (ranks.iter().map(|&r| memory[r].total).sum::<u64>(), gpu.memory()?);
+            if needed > free {
+                let whose =
+                    if ranks.len() == 1 { format!("rank {rank} needs") } else { format!("{} ranks need", ranks.len()) };
+                return Err(format!(
+                    "{whose} {needed} bytes on GPU {ordinal} ({}), which has {free} of {total} free",
+                    gpu.name()
+                ));
+            }
         }
         Ok(())
+    }
+
+    /// Whether a rank is of this process.
+    fn is_here(&self, rank: usize) -> bool {
+        self.member.as_ref().is_none_or(|member| member.rank.index() == rank)
     }
 }
 
@@ -184,12 +206,11 @@ impl Machine for Cuda<'_> {
     fn describe(&self) -> Result<Vec<String>, RunError> {
         let one = |(rank, &ordinal): (usize, &Ordinal)| -> Result<String, String> {
             let gpu = self.driver.gpu(ordinal)?;
-            self.suits(&gpu, RankId(rank as u32))?;
+            self.suits(&gpu)?;
             let (major, minor) = gpu.capability()?;
             Ok(format!("rank {rank} on GPU {ordinal}: {}, compute capability {major}.{minor}", gpu.name()))
         };
-        let here = |rank: usize| self.member.as_ref().is_none_or(|member| member.rank.index() == rank);
-        let here = self.ordinals.iter().enumerate().filter(|(rank, _)| here(*rank));
+        let here = self.ordinals.iter().enumerate().filter(|(rank, _)| self.is_here(*rank));
         let mut lines: Vec<String> = here.map(|of| one(of).map_err(missing)).collect::<Result<_, _>>()?;
         lines.push(match &self.transport {
             Transport::None => "one rank, no transfers".into(),
@@ -204,7 +225,7 @@ impl Machine for Cuda<'_> {
     fn device(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<Box<dyn Device>, RunError> {
         let failed = |what: String| missing(format!("rank {rank} can't use its GPU: {what}"));
         let gpu = self.driver.gpu(self.ordinals[rank.index()]).map_err(failed)?;
-        self.suits(&gpu, rank).map_err(missing)?;
+        self.suits(&gpu).map_err(missing)?;
         let cubins = self.chip.assembled_for(gpu.capability().map_err(failed)?);
         let functions = Functions::load(&gpu, self.bundle, rank, cubins).map_err(failed)?;
         let peers = match &self.transport {

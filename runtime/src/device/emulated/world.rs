@@ -3,8 +3,7 @@
 use crate::arena::Arena;
 use crate::device::emulated::capture::check_capture;
 use crate::device::emulated::checks::{By, Clock, Touches};
-use crate::device::emulated::run;
-use crate::device::emulated::{Accident, Emulation, Injected, TICK};
+use crate::device::emulated::{Accident, Emulation, Injected, TICK, run};
 use crate::device::pipeline::Machine;
 use crate::device::{Command, Device, Fault, Move, Room, Stream};
 use crate::draw::splitmix;
@@ -260,7 +259,8 @@ impl Device for Emulated {
     }
 
     fn now(&self) -> Duration {
-        self.shared.lock().now
+        let state = self.shared.lock(); // A rank that stalls sees no time pass.
+        if state.devices[self.rank].stalled { Duration::ZERO } else { state.now }
     }
 
     fn pause(&mut self) {

@@ -31,8 +31,8 @@ pub struct Stage<'b> {
 }
 
 /// Elements that a row of staged memory is longer than the tile: keeps 16-byte alignment, and moves rows to other banks.
-/// Rows of 16 words and 4 more, read eight rows at a time with 16 bytes each, meet each bank once; of 128 words and 8 more, four rows
-/// with eight neighbours each.
+/// Rows that are read eight at a time with 16 bytes each meet each bank once when they have 16 bytes more than 64, or than a multiple of
+/// 128. Steps of tf32 are read by words, four rows with eight neighbours each: with 32 bytes more.
 const PADDING_BYTES: u64 = 16;
 const PADDING_OF_STEPS_BYTES: u64 = 32;
 
@@ -68,7 +68,10 @@ impl<'b> Stage<'b> {
         let kept = standing == Standing::AsItIs;
         let half = match (kept, along_k) {
             (true, true) => [2, tile, shape.steps + padding(PADDING_BYTES)],
-            (true, false) => [2, shape.steps, tile + padding(PADDING_OF_STEPS_BYTES)],
+            (true, false) => {
+                let bytes = if from.is_bf16() { PADDING_BYTES } else { PADDING_OF_STEPS_BYTES };
+                [2, shape.steps, tile + padding(bytes)]
+            }
             (false, _) => [2, shape.steps, tile + padding(PADDING_BYTES)],
         };
         let half = code.shared_of(&half, from.element());

@@ -209,6 +209,11 @@ impl Host {
         }
     }
 
+    /// Leaves it to the process's end: the GPU may still write there.
+    fn abandon(&mut self) {
+        (self.start, self.bytes) = (std::ptr::null_mut(), 0);
+    }
+
     fn at(&self, at: usize, bytes: usize) -> *mut u8 {
         assert!(at + bytes <= self.bytes, "inside the host memory");
         self.start.wrapping_add(at)
@@ -238,8 +243,10 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`.
-        let _ = unsafe { result::free_host(self.start.cast()) };
+        if !self.start.is_null() {
+            // SAFETY: allocated in `new`.
+            let _ = unsafe { result::free_host(self.start.cast()) };
+        }
     }
 }
 
@@ -253,6 +260,8 @@ pub struct Queue {
     graphs: Vec<sys::CUgraphExec>,
     pub staging: Host,
     pub marks: Host,
+    /// The run has failed and what is enqueued may never end: nothing is waited for or freed, until the process ends.
+    pub abandoned: bool,
 }
 
 // SAFETY: as for `Gpu`.
@@ -277,7 +286,7 @@ impl Queue {
             call("clearing the arena", result::memset_d8_sync(arena, 0, bytes as usize))?;
             arena
         };
-        Ok(Queue { gpu, arena, bytes, streams, events, graphs: Vec::new(), staging, marks })
+        Ok(Queue { gpu, arena, bytes, streams, events, graphs: Vec::new(), staging, marks, abandoned: false })
     }
 
     pub fn bytes(&self) -> u64 {
@@ -421,6 +430,11 @@ unsafe impl Send for EventHandle {}
 
 impl Drop for Queue {
     fn drop(&mut self) {
+        if self.abandoned {
+            self.staging.abandon();
+            self.marks.abandon();
+            return;
+        }
         // SAFETY: all are this queue's. What runs ends first; failures at the end are nobody's concern.
         unsafe {
             let _ = self.gpu.enter();
