@@ -97,6 +97,7 @@ pub fn manifest(source: &Source, args: &SpecArgs, analysed: &Analysed) -> Manife
             delay_max: facts.stages.iter().map(|s| s.delay.max).collect(),
             bubble: facts.ranks.iter().map(|r| r.bubble).collect(),
         },
+        tuning: None,
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Command {
     Inspect(BundleArg),
     /// Check a bundle: checksums, memory map, instruction streams
     Verify(BundleArg),
+    /// Measure on this machine's GPU which matrix products cuBLASLt computes faster, and freeze that in a new bundle
+    Tune(Tune),
     /// Train: compile a spec (or take a bundle) and run it on text or tokens
     Run(Box<Run>),
     /// Put files into the canonical layout; comments and meaning stay
@@ -226,6 +228,21 @@ pub struct Export {
 pub struct BundleArg {
     /// Directory that `compile` made
     pub bundle: PathBuf,
+}
+
+#[derive(Args)]
+pub struct Tune {
+    /// Bundle for a GPU; one that is tuned already is measured anew
+    pub bundle: PathBuf,
+    /// Directory for the tuned bundle
+    #[arg(short, long)]
+    pub output: PathBuf,
+    /// Memory that a product may use beside its operands, in MiB
+    #[arg(long = "workspace", value_name = "MIB", default_value_t = 32, value_parser = clap::value_parser!(u64).range(..1 << 20))]
+    pub workspace_mib: u64,
+    /// End when a product is not done after so long
+    #[arg(long = "deadline", value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    pub deadline_s: u64,
 }
 
 #[derive(Args)]

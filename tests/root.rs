@@ -13,3 +13,4 @@ mod identity;
 mod memory;
 mod pictures;
 mod tidy;
+mod tuning;

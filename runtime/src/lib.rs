@@ -37,4 +37,4 @@ pub use control::StopFlag;
 pub use error::RunError;
 pub use map::{KernelFn, Kernels};
 pub use observe::{Observer, Summary};
-pub use run::{Inputs, On, RunOptions, machine, run, run_on};
+pub use run::{Inputs, On, RunOptions, machine, machine_to_tune, run, run_on};

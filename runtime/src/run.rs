@@ -22,7 +22,7 @@ use artifact::program::{Manifest, Stage};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Keeps all counts of micro-batches and tokens within 64 bits.
 const UPDATES_MAX: u64 = 1 << 30;
@@ -108,6 +108,17 @@ pub fn machine<'b>(bundle: &'b Bundle, options: &RunOptions) -> Result<Option<Bo
     cpu::check(&bundle.manifest.cpu)?;
     let emulation = Emulation { seed: options.seed, ..Emulation::default() };
     Ok(Some(Box::new(World::new(&bundle.manifest, Arc::new(Kernels::map(bundle)?), emulation))))
+}
+
+/// The devices on which a checked bundle that is not tuned can be measured; none when its kernels run on a CPU.
+///
+/// # Errors
+/// What of them is missing.
+pub fn machine_to_tune<'b>(bundle: &'b Bundle, deadline: Duration) -> Result<Option<Box<dyn Machine + 'b>>, RunError> {
+    if cpu::is_gpu(&bundle.manifest.cpu) {
+        return Ok(Some(Box::new(Cuda::to_tune(bundle, deadline)?)));
+    }
+    machine(bundle, &RunOptions::default())
 }
 
 /// Where the kernels run.

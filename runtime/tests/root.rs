@@ -14,6 +14,7 @@ mod replaying;
 mod toy;
 
 mod training;
+mod tuning;
 
 #[global_allocator]
 static ALLOCATOR: memory::Counting = memory::Counting;

@@ -1,5 +1,6 @@
 //! `paceline inspect BUNDLE`: what a bundle holds.
 
+use super::tune;
 use crate::cli::BundleArg;
 use crate::failure::Failure;
 use crate::output;
@@ -29,6 +30,7 @@ pub fn run(args: &BundleArg) -> Result<(), Failure> {
     ranks(&mut out, manifest);
     parameters(&mut out, manifest);
     kernels(&mut out, manifest);
+    products(&mut out, manifest);
     output::write(&out)
 }
 
@@ -108,9 +110,31 @@ fn kernels(out: &mut String, manifest: &Manifest) {
     }
 }
 
+/// Who computes the products of a tuned bundle, and what was measured.
+fn products(out: &mut String, manifest: &Manifest) {
+    let Some(tuning) = &manifest.tuning else { return };
+    let _ = writeln!(out, "\n{}", tune::summary(tuning));
+    for (rank, workspace) in tuning.workspaces.iter().enumerate().filter(|(_, w)| w.bytes > 0) {
+        let _ = writeln!(
+            out,
+            "rank {rank}: {} bytes of workspace for them, from byte {} of the arena",
+            workspace.bytes,
+            workspace.offset()
+        );
+    }
+    let _ = writeln!(out, "\n{}", tune::HEADER);
+    for choice in &tuning.choices {
+        let _ = write!(out, "{}", tune::line(manifest, choice));
+        match &choice.algorithm {
+            Some(a) => {
+                let _ = writeln!(out, ": {}; workspace {}", a.settings, bytes(a.workspace_bytes));
+            }
+            None => out.push('\n'),
+        }
+    }
+}
+
 /// Calls of a kernel in all bodies of a stage.
 fn calls_of(stage: &Stage, kernel: u32) -> usize {
-    let bodies = &stage.bodies;
-    let all = [&bodies.f, &bodies.i, &bodies.u].into_iter().chain(&bodies.b).chain(&bodies.w);
-    all.flatten().filter(|call: &&Call| call.kernel == kernel).count()
+    stage.bodies.calls().filter(|call| call.kernel == kernel).count()
 }

@@ -13,6 +13,7 @@ mod inspect;
 mod plan;
 mod run;
 mod timeline;
+mod tune;
 mod verify;
 
 use crate::cli::Command;
@@ -30,6 +31,7 @@ pub fn run(command: Command) -> Result<(), Failure> {
         Command::Compile(args) => compile(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Tune(args) => tune::run(&args),
         Command::Run(args) => run::run(&args),
         Command::Fmt(args) => fmt::run(&args),
         Command::Import(args) => import::run(&args),

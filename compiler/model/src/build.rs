@@ -7,6 +7,7 @@ use crate::graph::{Part, ValueId};
 use crate::kernel::{Dtype, Kernel, KernelOp, Products, Sink, UpdateRule, Writes};
 use crate::kernel_plan::plan_kernel_with;
 use crate::layout::{RankLayout, StageInput, StageLayout, Table, layout};
+use crate::product::product;
 use crate::rules::Rules;
 use crate::stage::{Home, StagePlan};
 use crate::target::Target;
@@ -101,16 +102,18 @@ pub fn build(input: &Input) -> Build {
         memory.push(rank_layout.memory(scratch_bytes));
     }
     let stages = stages.into_iter().map(|s| s.expect("every stage is on a rank")).collect();
-    Build { entries: kernels.list.iter().map(entry).collect(), kernels: kernels.list, stages, memory }
+    let on_device = !matches!(input.target, Target::Cpu(_));
+    Build { entries: kernels.list.iter().map(|k| entry(k, on_device)).collect(), kernels: kernels.list, stages, memory }
 }
 
-fn entry(kernel: &Kernel) -> KernelEntry {
+fn entry(kernel: &Kernel, on_device: bool) -> KernelEntry {
     let args = kernel.operands().len() + usize::from(kernel.scratch_bytes > 0);
     KernelEntry {
         name: kernel.name.clone(),
         scratch_bytes: kernel.scratch_bytes,
         args: args as u32,
         launches: Vec::new(),
+        product: on_device.then(|| product(kernel)).flatten(),
     }
 }
 

@@ -37,6 +37,7 @@ pub mod limits;
 pub mod operands;
 pub mod part;
 pub mod partition;
+mod product;
 pub mod profile;
 pub mod rules;
 pub mod stage;

@@ -7,6 +7,7 @@ mod gradients;
 mod interpreter;
 mod machine;
 mod partitions;
+mod products;
 mod profiles;
 mod programs;
 mod schedules;

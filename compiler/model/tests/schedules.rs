@@ -326,6 +326,7 @@ fn a_bundle_of_it_is_well_formed() {
             memory: build.memory,
             kernels: build.entries,
             proved: Proved { drift_max: vec![0; stages], delay_max: vec![0; stages], bubble: vec![0.0; count] },
+            tuning: None,
         };
         assert_eq!(artifact::structure::manifest(&manifest), Ok(()));
     }

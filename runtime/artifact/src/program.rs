@@ -2,7 +2,9 @@
 
 use crate::ids::{RankId, StageId};
 pub use crate::optimizer::{Correction, HYPER_LEN, Optimizer, UpdateRule};
+use crate::product::Product;
 use crate::stream::{Program, RingSizes};
+use crate::tuning::Tuning;
 use serde::{Deserialize, Serialize};
 
 /// Which slot of a ring an instruction means. What F of a micro-batch read is kept beside its stash.
@@ -89,6 +91,13 @@ pub struct Bodies {
     pub w: [Vec<Call>; 4],
     /// What no weight-gradient kernel could take in.
     pub u: Vec<Call>,
+}
+
+impl Bodies {
+    /// Every kernel call.
+    pub fn calls(&self) -> impl Iterator<Item = &Call> {
+        self.f.iter().chain(self.b.iter().flatten()).chain(&self.i).chain(self.w.iter().flatten()).chain(&self.u)
+    }
 }
 
 /// Index of an accumulation's variant in [`Bodies`].
@@ -243,6 +252,9 @@ pub struct KernelEntry {
     /// On a GPU: what a call launches, in order. On a CPU a call is one function, and this is empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub launches: Vec<Launch>,
+    /// On a GPU: what it computes, where that is a matrix product and nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub product: Option<Product>,
 }
 
 /// A function of a device image over a grid of blocks.
@@ -305,6 +317,9 @@ pub struct Manifest {
     pub memory: Vec<Memory>,
     pub kernels: Vec<KernelEntry>,
     pub proved: Proved,
+    /// Which kernels a library computes instead, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tuning: Option<Tuning>,
 }
 
 impl Manifest {

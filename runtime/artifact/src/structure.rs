@@ -20,12 +20,16 @@
 //!    is a group, and each parameter is in one that exists.
 //! 10. *Tied tables*: the one that the first stage embeds with has a buffer for its other end's gradient; where that end is on another rank, the last
 //!    stage has its copy with the same. No other parameter has one.
+//! 11. *Products*: the operands of a kernel that is a matrix product are at least as large as its shape says.
+//! 12. *Tuning*: only on a GPU; of kernels that are products, ascending; the workspace is the end of a rank's arena, with no other place in it, and
+//!     as large as the largest that its algorithms need.
 
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
 use crate::launches;
-use crate::program::{Bodies, Call, Correction, Group, HYPER_LEN, Manifest, Optimizer, Param, Place, Stage};
+use crate::program::{Call, Correction, Group, HYPER_LEN, Manifest, Optimizer, Param, Place, Stage};
 use crate::stream::Policy;
+use crate::tuning;
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -68,7 +72,7 @@ pub fn check(bundle: &Bundle) -> Result<(), BundleError> {
     Ok(())
 }
 
-/// Invariants 1 to 6, and 8 to 10, as far as they don't concern the images.
+/// Invariants 1 to 6, and 8 to 12, as far as they don't concern the images.
 ///
 /// # Errors
 /// The first one that is broken.
@@ -77,16 +81,18 @@ pub fn manifest(m: &Manifest) -> Check {
     streams(m)?;
     settings(m)?;
     for stage in &m.stages {
-        let total = m.memory[stage.rank.index()].total;
+        let total = m.untuned_bytes(stage.rank.index());
         let name = |what: String| format!("in stage {}, {what}", stage.stage);
         places(stage, total).map_err(name)?;
         params(stage, m).map_err(name)?;
         io(m, stage).map_err(name)?;
-        for call in calls(&stage.bodies) {
+        for call in stage.bodies.calls() {
             arguments(m, call).map_err(name)?;
+            tuning::operands(m, call).map_err(name)?;
         }
     }
     launches::shapes(m)?;
+    tuning::check(m)?;
     links(m)?;
     names(m)?;
     tied(m)?;
@@ -198,13 +204,8 @@ fn all_places(stage: &Stage) -> impl Iterator<Item = (&'static str, Place)> + '_
         let gradients = [p.gradient, p.other_end].into_iter().flatten();
         states.chain(weights).chain(gradients.map(|g| ("a gradient", g)))
     });
-    let args = calls(&stage.bodies).flat_map(|c| &c.args).map(|&a| (ARGUMENT, a));
+    let args = stage.bodies.calls().flat_map(|c| &c.args).map(|&a| (ARGUMENT, a));
     optional.into_iter().filter_map(|(name, p)| p.map(|p| (name, p))).chain(params).chain(args)
-}
-
-/// Every kernel call of a stage.
-fn calls(b: &Bodies) -> impl Iterator<Item = &Call> {
-    b.f.iter().chain(b.b.iter().flatten()).chain(&b.i).chain(b.w.iter().flatten()).chain(&b.u)
 }
 
 fn places(stage: &Stage, total: u64) -> Check {
@@ -373,7 +374,7 @@ fn owners(m: &Manifest, rank: RankId) -> Check {
             let clear = slots(place).all(|r| touching(&r).is_none());
             ensure!(clear, "the targets or the loss of stage {} lie in another buffer", stage.stage);
         }
-        for arg in calls(&stage.bodies).flat_map(|c| &c.args) {
+        for arg in stage.bodies.calls().flat_map(|c| &c.args) {
             let inside = |r: Range<u64>| touching(&r).is_none_or(|o| o.start <= r.start && r.end <= o.end);
             ensure!(
                 slots(*arg).all(inside),
@@ -396,7 +397,7 @@ fn exports(m: &Manifest, code: &[u8], exports: &[(u32, u64)]) -> Check {
 }
 
 fn called(stage: &Stage, exported: &HashSet<u32>) -> Check {
-    for call in calls(&stage.bodies) {
+    for call in stage.bodies.calls() {
         let k = call.kernel;
         ensure!(exported.contains(&k), "stage {} calls kernel {k}, which its image doesn't have", stage.stage);
     }

@@ -6,7 +6,7 @@
 
 use crate::control::{Control, Failure, GivenUp};
 use crate::device::order::Side;
-use crate::device::{Command, Device, Fault, GRAPHS_MAX, Move, PARTS_MAX, Room, Stream};
+use crate::device::{Command, Device, Fault, GRAPHS_MAX, Move, PARTS_MAX, Room, Stream, library};
 use crate::executor::{Engine, Report, Ring, Transfer};
 use crate::member::Member;
 use crate::rank::Rank;
@@ -518,7 +518,7 @@ impl Engine for Enqueuer<'_> {
         for call in calls {
             let at = |place: &Place| (place.at(slots.index(place.by)), *place);
             let args = call.args.iter().map(at).collect();
-            self.part.commands.push(Command::Launch { stage, kernel: call.kernel, args });
+            self.part.commands.push(library::command(self.manifest, stage, call.kernel, args));
         }
         let mb = slots.microbatch;
         self.part.computations.push(format!("the work of micro-batch (or update) {mb} on stage {stage}"));

@@ -10,6 +10,7 @@
 //! | [`engine`] | instructions to commands; events between the streams; parts in flight, deadlines, losses that come back |
 //! | [`pipeline`] | the ranks' threads |
 //! | [`cuda`] | GPUs |
+//! | [`library`] | matrix products by a library, in the place of kernels |
 //! | [`emulated`] | devices that run commands in any order that the streams and events allow, and find what is missing |
 //!
 //! # Events
@@ -28,12 +29,16 @@ pub mod cuda;
 pub mod emulated;
 pub mod engine;
 pub mod expected;
+pub mod library;
 pub mod order;
 pub mod pipeline;
 pub mod probe;
 
+use crate::device::library::Library;
 use artifact::ids::RankId;
+use artifact::product::Product;
 use artifact::program::Place;
+use artifact::tuning::Algorithm;
 use std::time::Duration;
 
 /// Graphs that a rank keeps.
@@ -70,6 +75,8 @@ pub enum Command {
     CopyOut { from: u64, to: usize, bytes: usize },
     /// A kernel of a stage over places of the arena, each with the byte where its slot begins.
     Launch { stage: usize, kernel: u32, args: Vec<(u64, Place)> },
+    /// A product by the library, over places as above; its workspace begins at a byte of the arena.
+    Product { product: Product, algorithm: Algorithm, args: Vec<(u64, Place)>, workspace: u64 },
     /// The event is what the stream has come to.
     Record(Stream, usize),
     /// The stream goes on when the event's last record (of those enqueued before this) has happened.
@@ -86,7 +93,17 @@ impl Command {
         match self {
             Command::Record(stream, _) | Command::Wait(stream, _) | Command::Mark { stream, .. } => *stream,
             Command::Exchange(_) => Stream::Transfers,
-            Command::CopyIn { .. } | Command::CopyOut { .. } | Command::Launch { .. } => Stream::Compute,
+            Command::CopyIn { .. } | Command::CopyOut { .. } | Command::Launch { .. } | Command::Product { .. } => {
+                Stream::Compute
+            }
+        }
+    }
+
+    /// The places that a kernel or a product is over, each with the byte where its slot begins.
+    pub fn operands(&self) -> &[(u64, Place)] {
+        match self {
+            Command::Launch { args, .. } | Command::Product { args, .. } => args,
+            _ => &[],
         }
     }
 }
@@ -146,6 +163,15 @@ pub trait Device: Send {
 
     /// Ends transfers, here and with the peers: the run has failed.
     fn abort(&mut self);
+
+    /// The library of matrix products beside the device, of a run that uses one.
+    ///
+    /// # Errors
+    /// One sentence: it is not there.
+    fn library(&mut self) -> Result<&mut dyn Library, String>;
+
+    /// How long a command takes that computes a product, when it runs so many times, one after the other; nothing else is enqueued.
+    fn time(&mut self, product: &Product, command: &Command, times: u32) -> Result<Duration, Fault>;
 }
 
 /// What a device has room for, beside its arena.

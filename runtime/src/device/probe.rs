@@ -60,13 +60,11 @@ pub fn probe(manifest: &Manifest, machine: &dyn Machine, deadline: Duration) -> 
 }
 
 /// The first call of each kernel that no lower rank calls, on a rank.
-fn first_calls(manifest: &Manifest, rank: RankId) -> Vec<(usize, &Call)> {
+pub(crate) fn first_calls(manifest: &Manifest, rank: RankId) -> Vec<(usize, &Call)> {
     let mut seen = vec![false; manifest.kernels.len()];
     let mut found = Vec::new();
     for (index, stage) in manifest.stages.iter().enumerate() {
-        let bodies = &stage.bodies;
-        let all = [&bodies.f, &bodies.i, &bodies.u].into_iter().chain(&bodies.b).chain(&bodies.w);
-        for call in all.flatten() {
+        for call in stage.bodies.calls() {
             let first = !std::mem::replace(&mut seen[call.kernel as usize], true);
             if first && stage.rank == rank {
                 found.push((index, call));

@@ -54,6 +54,7 @@ pub fn manifest(toy: Toy) -> Manifest {
         memory,
         kernels: entries(),
         proved: Proved { drift_max: vec![0; toy.ranks], delay_max: vec![0; toy.ranks], bubble: vec![0.0; toy.ranks] },
+        tuning: None,
     }
 }
 

@@ -8,6 +8,7 @@ mod kernels;
 mod layout;
 mod streams;
 
+pub use kernels::table;
 pub use layout::manifest;
 
 use artifact::program::{LearningRate, Manifest};

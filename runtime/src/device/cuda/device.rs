@@ -1,11 +1,16 @@
 //! A rank on a GPU.
 
+mod products;
+
+use crate::device::cuda::blas::Blas;
 use crate::device::cuda::driver::{EventHandle, Function, Gpu, Loaded, Queue};
 use crate::device::cuda::local::{Board, Lost, Offer};
 use crate::device::cuda::nccl::{Comm, Nccl, UniqueId};
+use crate::device::library::Library;
 use crate::device::{Command, Device, Fault, Move, Room, Stream};
 use artifact::bundle::Bundle;
 use artifact::ids::RankId;
+use artifact::product::Product;
 use artifact::program::Manifest;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -66,6 +71,8 @@ pub struct OnGpu {
     peers: Peers,
     queue: Queue,
     functions: Functions,
+    /// Of a bundle that is tuned, or to be.
+    blas: Option<Blas>,
     rank: RankId,
     ranks: u32,
     deadline: Duration,
@@ -91,7 +98,8 @@ impl OnGpu {
         let queue = Queue::new(gpu, bytes, room.staging_bytes, channel_events + channels, room.marks)?;
         let ranks = manifest.memory.len() as u32;
         let (started, addresses) = (Instant::now(), Vec::new());
-        Ok(OnGpu { peers, queue, functions, rank, ranks, deadline, channel_events, started, addresses })
+        let blas = None;
+        Ok(OnGpu { peers, queue, functions, blas, rank, ranks, deadline, channel_events, started, addresses })
     }
 
     /// Joins the communicator, and moves a few bytes to and from every rank that this one exchanges with: no connection is made later, in the
@@ -129,6 +137,7 @@ impl OnGpu {
             Command::Wait(stream, event) => self.queue.wait(*stream as usize, *event),
             Command::Mark { stream, word, value } => self.queue.mark(*stream as usize, *word, *value),
             Command::Exchange(moves) => return self.exchange(moves),
+            Command::Product { .. } => self.product(command),
             Command::Launch { stage, kernel, args } => {
                 self.addresses.clear();
                 self.addresses.extend(args.iter().map(|(offset, place)| self.queue.address(*offset, place.bytes)));
@@ -210,6 +219,10 @@ impl Drop for OnGpu {
     fn drop(&mut self) {
         if let Peers::Nccl(comm) = std::mem::replace(&mut self.peers, Peers::None) {
             comm.leave(self.deadline);
+        }
+        if self.queue.abandoned {
+            // Ending it would wait for what may never end.
+            std::mem::forget(self.blas.take());
         }
     }
 }
@@ -293,5 +306,17 @@ impl Device for OnGpu {
             Peers::Local(board) => board.leave(self.rank),
             Peers::None | Peers::Waiting(..) => {}
         }
+    }
+    fn library(&mut self) -> Result<&mut dyn Library, String> {
+        self.blas.as_mut().map(|blas| blas as &mut dyn Library).ok_or_else(|| "cuBLASLt is not open".into())
+    }
+
+    fn time(&mut self, _: &Product, command: &Command, times: u32) -> Result<Duration, Fault> {
+        self.queue.enter().map_err(Fault::Device)?;
+        let timer = self.queue.timer().map_err(Fault::Device)?;
+        for _ in 0..times {
+            self.issue(command)?;
+        }
+        self.queue.passed(&timer).map_err(Fault::Device)
     }
 }

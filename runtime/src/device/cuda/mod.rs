@@ -3,22 +3,25 @@
 //! [`Cuda`] finds out what there is, says in one sentence what is missing, and gives each rank a device. Transfers go through NCCL between GPUs, and
 //! through the GPU's own memory between ranks that share one.
 
+mod blas;
 mod device;
 mod driver;
 mod local;
 mod nccl;
 
+use crate::device::cuda::blas::{Blas, Lt};
 use crate::device::cuda::device::{Functions, OnGpu, Peers};
 use crate::device::cuda::driver::{Driver, EventHandle, Gpu};
 use crate::device::cuda::local::Board;
 use crate::device::cuda::nccl::{Nccl, UniqueId};
 use crate::device::pipeline::Machine;
-use crate::device::{Device, Fault, Room};
+use crate::device::{Device, Fault, Room, library};
 use crate::error::RunError;
 use crate::member::Member;
 use artifact::bundle::Bundle;
 use artifact::ids::RankId;
 use artifact::program::Manifest;
+use artifact::tuning::Identity;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +36,8 @@ pub struct Cuda<'b> {
     /// By rank.
     ordinals: Vec<Ordinal>,
     transport: Transport,
+    /// cuBLASLt, for a bundle that is tuned, or to be.
+    library: Option<Arc<Lt>>,
     deadline: Duration,
     /// In a run of several processes: this one's part.
     member: Option<Arc<Member>>,
@@ -99,21 +104,43 @@ fn missing(what: impl Into<String>) -> RunError {
     RunError::Device(what.into())
 }
 
+/// What the bundle is for, and the driver.
+fn opened(bundle: &Bundle) -> Result<(Chip, Driver), RunError> {
+    let target = &bundle.manifest.cpu;
+    let chip = Chip::parse(target).ok_or_else(|| missing(format!("the bundle's target `{target}` is no GPU")))?;
+    let driver = Driver::load()
+        .map_err(|e| missing(format!("the NVIDIA driver of this machine does not start: {e}")))?
+        .ok_or_else(|| {
+            missing(format!(
+                "the bundle was compiled for `{target}`, and this machine has no NVIDIA driver (libcuda.so was not found)"
+            ))
+        })?;
+    Ok((chip, driver))
+}
+
+/// The library that a bundle was tuned with.
+fn tuned_with(manifest: &Manifest) -> Result<Arc<Lt>, String> {
+    Lt::load().map(Arc::new).or_else(|missing| {
+        library::check(manifest, &Err(missing.clone()))?;
+        Err(missing)
+    })
+}
+
+/// The library on a GPU.
+fn identity(lt: &Lt, gpu: &Gpu) -> Result<Identity, String> {
+    let (major, minor) = gpu.capability()?;
+    let (library, version) = ("cuBLASLt".into(), lt.version());
+    let multiprocessors = gpu.multiprocessors()?;
+    Ok(Identity { library, version, gpu: gpu.name(), capability: [major, minor], multiprocessors })
+}
+
 impl<'b> Cuda<'b> {
     /// Finds a GPU for every rank of a bundle.
     ///
     /// # Errors
     /// One sentence: no driver, no GPU, too few, one that can't run the code, no NCCL where it is needed.
     pub fn new(bundle: &'b Bundle, deadline: Duration, member: Option<Arc<Member>>) -> Result<Cuda<'b>, RunError> {
-        let target = &bundle.manifest.cpu;
-        let chip = Chip::parse(target).ok_or_else(|| missing(format!("the bundle's target `{target}` is no GPU")))?;
-        let driver = Driver::load()
-            .map_err(|e| missing(format!("the NVIDIA driver of this machine does not start: {e}")))?
-            .ok_or_else(|| {
-                missing(format!(
-                    "the bundle was compiled for `{target}`, and this machine has no NVIDIA driver (libcuda.so was not found)"
-                ))
-            })?;
+        let (chip, driver) = opened(bundle)?;
         let (ranks, gpus) = (bundle.manifest.memory.len() as u32, driver.count());
         let (ordinals, transport) = match &member {
             Some(member) => {
@@ -129,9 +156,25 @@ impl<'b> Cuda<'b> {
                 (place(ranks, gpus).map_err(missing)?, transport)
             }
         };
-        let cuda = Cuda { bundle, driver, chip, ordinals, transport, deadline, member };
+        let library = match bundle.manifest.library() {
+            Some(_) => Some(tuned_with(&bundle.manifest).map_err(missing)?),
+            None => None,
+        };
+        let cuda = Cuda { bundle, driver, chip, ordinals, transport, library, deadline, member };
         cuda.has_room().map_err(missing)?;
         Ok(cuda)
+    }
+
+    /// The first GPU for each rank alone, with cuBLASLt, to measure the kernels of a bundle that is not tuned.
+    ///
+    /// # Errors
+    /// One sentence: no driver, no GPU, one that can't run the code, no cuBLASLt.
+    pub fn to_tune(bundle: &'b Bundle, deadline: Duration) -> Result<Cuda<'b>, RunError> {
+        let (chip, driver) = opened(bundle)?;
+        place(1, driver.count().min(1)).map_err(missing)?;
+        let library = Some(Arc::new(Lt::load().map_err(missing)?));
+        let (ordinals, transport) = (vec![0; bundle.manifest.memory.len()], Transport::None);
+        Ok(Cuda { bundle, driver, chip, ordinals, transport, library, deadline, member: None })
     }
 
     /// Whether a GPU runs the code.
@@ -226,6 +269,15 @@ impl Machine for Cuda<'_> {
         let failed = |what: String| missing(format!("rank {rank} can't use its GPU: {what}"));
         let gpu = self.driver.gpu(self.ordinals[rank.index()]).map_err(failed)?;
         self.suits(&gpu).map_err(missing)?;
+        let blas = match &self.library {
+            Some(lt) => {
+                let identity = identity(lt, &gpu).map_err(failed)?;
+                library::check(manifest, &Ok(identity.clone())).map_err(missing)?;
+                let own = self.driver.gpu(gpu.ordinal).map_err(failed)?;
+                Some(Blas::new(lt.clone(), own, identity).map_err(failed)?)
+            }
+            None => None,
+        };
         let cubins = self.chip.assembled_for(gpu.capability().map_err(failed)?);
         let functions = Functions::load(&gpu, self.bundle, rank, cubins).map_err(failed)?;
         let peers = match &self.transport {
@@ -234,6 +286,9 @@ impl Machine for Cuda<'_> {
             Transport::Nccl(nccl, id) => Peers::Waiting(nccl.clone(), *id),
         };
         let mut device = OnGpu::new(gpu, functions, manifest, rank, room, peers, self.deadline).map_err(failed)?;
+        if let Some(blas) = blas {
+            device.use_library(blas, manifest).map_err(failed)?;
+        }
         device.join(manifest).map_err(|fault| match fault {
             Fault::Device(what) | Fault::Peer(_, what) => failed(what),
             Fault::Killed => failed("it was killed".into()),

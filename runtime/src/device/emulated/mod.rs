@@ -10,6 +10,8 @@
 //! | a graph waits for an event from outside, or ends while its second stream is not joined | at the capture |
 //! | a kernel does wrong | in it |
 //!
+//! A bundle that is tuned gets its products from [`played`], a library that takes the place of the GPU's.
+//!
 //! # The transport
 //!
 //! Transfers of a channel match in order, without names. An exchange blocks its stream until all its transfers are done; nothing is buffered.
@@ -21,11 +23,14 @@
 
 mod capture;
 mod checks;
+pub mod played;
 mod world;
 
+pub use played::Played;
 pub use world::{Emulated, World};
 
 use crate::arena::Arena;
+use crate::device::Command;
 use crate::map::Kernels;
 use artifact::ids::RankId;
 use artifact::program::Place;
@@ -68,14 +73,23 @@ pub enum Accident {
     Stall,
 }
 
-/// Runs a kernel over places of an arena.
-fn run(kernels: &Kernels, arena: &Arena, stage: usize, kernel: u32, args: &[(u64, Place)]) -> Result<(), String> {
-    let places: Vec<Place> =
-        args.iter().map(|&(offset, place)| Place { offset, stride: 0, slots: 1, ..place }).collect();
-    let addresses: Vec<*mut u8> = places.iter().map(|place| arena.address(place, 0)).collect();
-    let call = || kernels.call(stage, kernel, &addresses, &places);
-    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+/// Runs a kernel, or a product of the library, over places of an arena.
+fn run(kernels: &Kernels, library: Option<&Played>, arena: &Arena, command: &Command) -> Result<(), String> {
+    let run = || match command {
+        Command::Launch { stage, kernel, args } => {
+            let places: Vec<Place> =
+                args.iter().map(|&(offset, place)| Place { offset, stride: 0, slots: 1, ..place }).collect();
+            let addresses: Vec<*mut u8> = places.iter().map(|place| arena.address(place, 0)).collect();
+            kernels.call(*stage, *kernel, &addresses, &places);
+            Ok(())
+        }
+        Command::Product { product, algorithm, args, workspace } => {
+            library.ok_or("there is no library")?.run(arena, product, algorithm, args, *workspace)
+        }
+        _ => Err("this is no computation".into()),
+    };
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
-        text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown").to_string()
+        Err(text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("unknown").to_string())
     })
 }

@@ -1,9 +1,13 @@
 //! The devices' streams, and one step at a time.
 
+mod device;
+
+pub use device::Emulated;
+
 use crate::arena::Arena;
-use crate::device::emulated::capture::check_capture;
 use crate::device::emulated::checks::{By, Clock, Touches};
-use crate::device::emulated::{Accident, Emulation, Injected, TICK, run};
+use crate::device::emulated::{Accident, Emulation, Injected, Played, TICK, run};
+use crate::device::library::{self, Library};
 use crate::device::pipeline::Machine;
 use crate::device::{Command, Device, Fault, Move, Room, Stream};
 use crate::draw::splitmix;
@@ -21,6 +25,7 @@ const CLOCKS_KEPT: usize = 16;
 /// All devices of a run.
 pub struct World {
     shared: Arc<Shared>,
+    library: Option<Played>,
 }
 
 struct Shared {
@@ -54,6 +59,7 @@ struct Simulated {
     clocks: [Clock; 2],
     arena: Option<Arc<Arena>>,
     staging: Option<Arc<Arena>>,
+    library: Option<Played>,
     marks: Vec<u32>,
     events: Vec<Event>,
     graphs: Vec<Vec<Command>>,
@@ -117,7 +123,12 @@ impl World {
         let devices = (0..ranks).map(|rank| Simulated::new(manifest, rank)).collect();
         let state = State { devices, draws: 0, now: Duration::ZERO, aborted: false };
         let shared = Shared { kernels, emulation, state: Mutex::new(state), changed: Condvar::new() };
-        World { shared: Arc::new(shared) }
+        World { shared: Arc::new(shared), library: Some(Played::default()) }
+    }
+
+    /// With another library of matrix products, or none.
+    pub fn with_library(self, library: Option<Played>) -> World {
+        World { library, ..self }
     }
 }
 
@@ -129,6 +140,7 @@ impl Simulated {
             clocks: [clock(), clock()],
             arena: None,
             staging: None,
+            library: None,
             marks: Vec::new(),
             events: Vec::new(),
             graphs: Vec::new(),
@@ -151,130 +163,26 @@ impl Simulated {
     }
 }
 
-/// A rank's end of a [`World`].
-pub struct Emulated {
-    shared: Arc<Shared>,
-    rank: usize,
-    arena: Arc<Arena>,
-    staging: Arc<Arena>,
-    graphs: bool,
-}
-
 impl Machine for World {
     fn device(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<Box<dyn Device>, RunError> {
         let bytes = manifest.memory[rank.index()].total;
+        let library = self.library.clone().ok_or_else(|| "there is no library of matrix products".to_owned());
+        let found = library.as_ref().map_err(Clone::clone).and_then(Library::identity);
+        library::check(manifest, &found).map_err(RunError::Device)?;
         let memory = |bytes| Arena::new(bytes).map(Arc::new).ok_or(RunError::Memory { rank, bytes });
         let (arena, staging) = (memory(bytes)?, memory(room.staging_bytes.max(1) as u64)?);
         let mut state = self.shared.lock();
         let device = &mut state.devices[rank.index()];
         (device.arena, device.staging) = (Some(arena.clone()), Some(staging.clone()));
+        device.library = self.library.clone();
         device.marks = vec![0; room.marks];
         device.events = vec![Event::default(); room.events];
         let (shared, graphs) = (self.shared.clone(), self.shared.emulation.graphs);
-        Ok(Box::new(Emulated { shared, rank: rank.index(), arena, staging, graphs }))
+        Ok(Box::new(Emulated { shared, rank: rank.index(), arena, staging, graphs, library }))
     }
 
     fn describe(&self) -> Result<Vec<String>, RunError> {
         Ok(vec![format!("{} emulated devices", self.shared.lock().devices.len())])
-    }
-}
-
-impl Device for Emulated {
-    fn captures(&self) -> bool {
-        self.graphs
-    }
-
-    fn allocated(&self) -> u64 {
-        self.arena.bytes()
-    }
-
-    fn upload(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Fault> {
-        self.arena.put(offset, bytes);
-        Ok(())
-    }
-
-    fn download(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        self.arena.get(offset, bytes);
-        Ok(())
-    }
-
-    fn stage(&mut self, at: usize, bytes: &[u8]) {
-        self.staging.put(at as u64, bytes);
-    }
-
-    fn staged(&self, at: usize, out: &mut [u8]) {
-        self.staging.get(at as u64, out);
-    }
-
-    fn enqueue(&mut self, commands: &[Command]) -> Result<(), Fault> {
-        let mut state = self.shared.lock();
-        let device = state.alive(self.rank)?;
-        for command in commands {
-            let (stream, item) = device.item(command);
-            device.streams[stream as usize].items.push_back(item);
-        }
-        self.shared.changed.notify_all();
-        Ok(())
-    }
-
-    fn capture(&mut self, commands: &[Command]) -> Result<usize, Fault> {
-        check_capture(commands).map_err(Fault::Device)?;
-        let mut state = self.shared.lock();
-        let device = state.alive(self.rank)?;
-        device.graphs.push(commands.to_vec());
-        Ok(device.graphs.len() - 1)
-    }
-
-    fn launch(&mut self, graph: usize) -> Result<(), Fault> {
-        let mut state = self.shared.lock();
-        state.alive(self.rank)?.streams[Stream::Compute as usize].items.push_back(Item::Graph(graph));
-        self.shared.changed.notify_all();
-        Ok(())
-    }
-
-    fn happened(&mut self, event: usize) -> Result<bool, Fault> {
-        let mut state = self.shared.lock();
-        let aborted = state.aborted;
-        let device = state.alive(self.rank)?;
-        if let Some(fault) = &device.fault {
-            return Err(Fault::Device(fault.clone()));
-        }
-        if device.stalled && aborted {
-            return Err(Fault::Killed);
-        }
-        let event = &device.events[event];
-        let happened = event.happened >= event.enqueued;
-        match state.lost_peer(self.rank).filter(|_| !happened) {
-            Some(peer) => Err(Fault::Peer(RankId(peer as u32), format!("rank {peer} is gone"))),
-            None => Ok(happened),
-        }
-    }
-
-    fn mark(&self, word: usize) -> u32 {
-        self.shared.lock().devices[self.rank].marks[word]
-    }
-
-    fn set_mark(&mut self, word: usize, value: u32) {
-        self.shared.lock().devices[self.rank].marks[word] = value;
-    }
-
-    fn now(&self) -> Duration {
-        let state = self.shared.lock(); // A rank that stalls sees no time pass.
-        if state.devices[self.rank].stalled { Duration::ZERO } else { state.now }
-    }
-
-    fn pause(&mut self) {
-        self.shared.step(self.rank);
-    }
-
-    fn working(&mut self, working: bool) {
-        self.shared.lock().devices[self.rank].host = if working { Host::Busy } else { Host::Away };
-        self.shared.changed.notify_all();
-    }
-
-    fn abort(&mut self) {
-        self.shared.lock().aborted = true;
-        self.shared.changed.notify_all();
     }
 }
 
@@ -418,13 +326,14 @@ impl Shared {
         let done = match chosen {
             Choice::Transfer(from, to) => state.transfer(from, to).map_err(|what| (from.0.rank, what)),
             Choice::Head(at) => match state.devices[at.rank].queue(at).items.front().cloned() {
-                Some(Item::Command(Command::Launch { stage, kernel, args })) => {
+                Some(Item::Command(command @ (Command::Launch { .. } | Command::Product { .. }))) => {
                     let device = &mut state.devices[at.rank];
-                    let touched = device.touched(at, &args);
+                    let touched = device.touched(at, command.operands());
                     device.queue(at).busy = true;
                     let arena = device.arena.clone().expect("a device that works has memory");
+                    let library = device.library.clone();
                     drop(state);
-                    let ran = touched.and_then(|()| run(&self.kernels, &arena, stage, kernel, &args));
+                    let ran = touched.and_then(|()| run(&self.kernels, library.as_ref(), &arena, &command));
                     state = self.lock();
                     state.devices[at.rank].queue(at).busy = false;
                     state.devices[at.rank].pop(at);

@@ -11,6 +11,7 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
+use std::time::Duration;
 
 /// A loaded and initialised driver.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +94,17 @@ impl Gpu {
         Ok((major, get(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?))
     }
 
+    /// Multiprocessors that it has.
+    ///
+    /// # Errors
+    /// In the driver's words.
+    pub fn multiprocessors(&self) -> Result<u32, String> {
+        let attribute = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        // SAFETY: the device is the driver's.
+        let value = unsafe { result::device::get_attribute(self.device, attribute) };
+        call("asking the GPU's multiprocessors", value).map(|n| n as u32)
+    }
+
     /// Free and total bytes.
     ///
     /// # Errors
@@ -103,7 +115,10 @@ impl Gpu {
     }
 
     /// Makes the GPU's context this thread's.
-    fn enter(&self) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// In the driver's words.
+    pub fn enter(&self) -> Result<(), String> {
         // SAFETY: the context is held.
         call("entering the GPU's context", unsafe { result::ctx::set_current(self.context) })
     }
@@ -394,6 +409,26 @@ impl Queue {
         }
     }
 
+    /// Begins to measure the time of what is enqueued on the computations' stream from here on.
+    pub fn timer(&self) -> Result<Timer, String> {
+        let event = || call("making an event", result::event::create(sys::CUevent_flags_enum::CU_EVENT_DEFAULT));
+        let timer = Timer { start: event()?, end: event()? };
+        // SAFETY: the event and the stream live.
+        call("recording an event", unsafe { result::event::record(timer.start, self.streams[0]) })?;
+        Ok(timer)
+    }
+
+    /// Waits for what was enqueued since, and says how long it took.
+    pub fn passed(&self, timer: &Timer) -> Result<Duration, String> {
+        // SAFETY: the events and the stream live, and both events have happened when they are compared.
+        let milliseconds = unsafe {
+            call("recording an event", result::event::record(timer.end, self.streams[0]))?;
+            call("waiting for the end", result::stream::synchronize(self.streams[0]))?;
+            call("reading a time", result::event::elapsed(timer.start, timer.end))?
+        };
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+
     /// What is enqueued from here on goes into a graph.
     pub fn begin_capture(&self) -> Result<(), String> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
@@ -418,6 +453,22 @@ impl Queue {
         self.enter()?;
         // SAFETY: the graph is this queue's.
         call("launching a graph", unsafe { result::graph::launch(self.graphs[graph], self.streams[0]) })
+    }
+}
+
+/// Two events that have times.
+pub struct Timer {
+    start: sys::CUevent,
+    end: sys::CUevent,
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // SAFETY: made in `Queue::timer`; the driver frees them when nothing enqueued uses them any more.
+        unsafe {
+            let _ = result::event::destroy(self.start);
+            let _ = result::event::destroy(self.end);
+        }
     }
 }
 
