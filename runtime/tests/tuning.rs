@@ -7,7 +7,7 @@ use artifact::program::{Call, KernelEntry, Launch, Manifest, Place};
 use artifact::tuning::{Algorithm, Choice, Identity, Workspace};
 use runtime::device::emulated::played::{Method, Played};
 use runtime::device::emulated::{Emulation, World};
-use runtime::device::library::tune::{Settings, tune};
+use runtime::device::library::tune::{FASTER_BY, Settings, tune};
 use runtime::{Kernels, On, RunError};
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,8 @@ const PRODUCT: Product = Product {
     adds: true,
     bias: false,
 };
-const SETTINGS: Settings = Settings { workspace_bytes: 1 << 10, deadline: Duration::from_secs(60) };
+const SETTINGS: Settings =
+    Settings { workspace_bytes: 1 << 10, faster_by: FASTER_BY, deadline: Duration::from_secs(60) };
 
 /// The kernel of the product: inout c += a b'.
 unsafe extern "C-unwind" fn product(args: *const *mut u8) {
@@ -107,6 +108,8 @@ fn the_library_gets_what_it_computes_faster() {
         assert_eq!(tuned.library().is_some(), kept);
         assert_eq!(tuned.memory, manifest().memory, "it needs no workspace");
     }
+    let always = Settings { faster_by: f64::NEG_INFINITY, ..SETTINGS };
+    assert!(tuned(played::<900>(&[Method::Descending]), &always).1.algorithm.is_some());
 }
 
 /// Any one.
@@ -249,6 +252,9 @@ fn a_tuning_that_contradicts_the_manifest_is_refused() {
     for (change, expected) in cases {
         assert!(said(change).contains(expected), "{} instead of {expected}", said(change));
     }
+    let mut empty = tuned.clone();
+    empty.kernels.last_mut().unwrap().product = Some(Product { k: 0, ..PRODUCT });
+    assert!(check_manifest(&empty).unwrap_err().to_string().contains("`product` is an empty product"));
     let mut small = tuned.clone();
     small.stages[0].bodies.f.last_mut().unwrap().args[1].bytes -= 4;
     let said = check_manifest(&small).unwrap_err().to_string();

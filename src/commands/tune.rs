@@ -8,7 +8,7 @@ use crate::report::bytes;
 use artifact::program::Manifest;
 use artifact::tuning::{Choice, Tuning};
 use runtime::RunError;
-use runtime::device::library::tune::{Settings, tune};
+use runtime::device::library::tune::{FASTER_BY, Settings, tune};
 use std::time::Duration;
 
 pub fn run(args: &Tune) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub fn run(args: &Tune) -> Result<(), Failure> {
             "`{target}` is no GPU: its products are the bundle's own (`compile --target cuda:CHIP`)"
         ))
     })?;
-    let settings = Settings { workspace_bytes: args.workspace_mib << 20, deadline };
+    let settings = Settings { workspace_bytes: args.workspace_mib << 20, faster_by: FASTER_BY, deadline };
     let mut said = output::write(&format!("{HEADER}\n"));
     let mut told = |choice: &Choice| {
         if said.is_ok() {

@@ -52,9 +52,8 @@ pub struct Product {
 impl Product {
     /// Bytes of each operand, in order; those that no machine has are the largest number.
     pub fn operand_bytes(&self) -> Vec<u64> {
-        let bytes = |rows: u32, columns: u32, element: u64| {
-            (u64::from(rows) * u64::from(columns)).checked_mul(element).unwrap_or(u64::MAX)
-        };
+        let bytes =
+            |rows: u32, columns: u32, element: u64| (u64::from(rows) * u64::from(columns)).saturating_mul(element);
         let of = self.elements.bytes();
         let mut all = vec![bytes(self.m, self.k, of), bytes(self.k, self.n, of)];
         all.extend(self.bias.then(|| bytes(1, self.n, 4)));

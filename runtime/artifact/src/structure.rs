@@ -20,7 +20,7 @@
 //!    is a group, and each parameter is in one that exists.
 //! 10. *Tied tables*: the one that the first stage embeds with has a buffer for its other end's gradient; where that end is on another rank, the last
 //!    stage has its copy with the same. No other parameter has one.
-//! 11. *Products*: the operands of a kernel that is a matrix product are at least as large as its shape says.
+//! 11. *Products*: a kernel that is a matrix product is not empty, and its operands are at least as large as its shape says.
 //! 12. *Tuning*: only on a GPU; of kernels that are products, ascending; the workspace is the end of a rank's arena, with no other place in it, and
 //!     as large as the largest that its algorithms need.
 

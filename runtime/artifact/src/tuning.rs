@@ -173,6 +173,9 @@ pub(crate) fn operands(m: &Manifest, call: &Call) -> Result<(), String> {
         return Ok(());
     };
     let (name, wanted) = (&kernel.name, product.operand_bytes());
+    if [product.m, product.n, product.k].contains(&0) {
+        return Err(format!("`{name}` is an empty product"));
+    }
     if kernel.scratch_bytes > 0 || call.args.len() != wanted.len() {
         return Err(format!("`{name}` is a product of {} operands and is called with others", wanted.len()));
     }

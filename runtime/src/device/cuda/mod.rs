@@ -262,6 +262,9 @@ impl Machine for Cuda<'_> {
             }
             Transport::Nccl(nccl, _) => format!("transfers through NCCL {}", nccl.version()),
         });
+        if let Some(tuning) = self.bundle.manifest.library() {
+            lines.push(format!("products through {}, as tuned on {}", tuning.on.name(), tuning.on.device()));
+        }
         Ok(lines)
     }
 

@@ -3,7 +3,7 @@
 //! Each kernel that is a product runs alone, over operands of its first call: numbers between -1 and 1 drawn by the kernel's name. Every algorithm that
 //! the library offers must give the kernel's numbers, but for a band that the rounding of its elements allows, and the same bits twice; else
 //! it is refused. Then the kernel and the algorithms run in turn, several rounds, each a few times in a row; what counts is the median
-//! of a round's time. The library gets the product where it is faster by [`FASTER_BY`] at least.
+//! of a round's time. The library gets the product where it is faster by [`Settings::faster_by`] at least.
 
 use crate::device::library::Library;
 use crate::device::pipeline::Machine;
@@ -18,7 +18,7 @@ use artifact::program::{Call, Manifest, Place};
 use artifact::tuning::{Algorithm, Choice, Identity, Workspace};
 use std::time::Duration;
 
-/// Part of the kernel's time that the library must save.
+/// Part of the kernel's time that is worth another order of summation, and more than times vary.
 pub const FASTER_BY: f64 = 0.03;
 /// Algorithms that are asked for.
 const OFFERED_MAX: usize = 8;
@@ -27,9 +27,11 @@ const ROUNDS: usize = 7;
 const TIMES: u32 = 10;
 
 /// What a tuning may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
     pub workspace_bytes: u64,
+    /// Part of the kernel's time that the library must save; below 0 it may also take longer.
+    pub faster_by: f64,
     /// The longest that one computation may take.
     pub deadline: Duration,
 }
@@ -123,7 +125,7 @@ impl<'a> Subject<'a> {
         let commands: Vec<&Command> = [&own].into_iter().chain(sound.iter().map(|(_, command)| command)).collect();
         let times = self.medians(device, &commands)?;
         let fastest = times[1..].iter().zip(&sound).min_by_key(|(ns, _)| **ns);
-        let keeps = |ns: u64| (ns as f64) < times[0] as f64 * (1.0 - FASTER_BY);
+        let keeps = |ns: u64| (ns as f64) < times[0] as f64 * (1.0 - settings.faster_by);
         let algorithm: Option<Algorithm> = fastest.filter(|(ns, _)| keeps(**ns)).map(|(_, (algorithm, _))| *algorithm);
         Ok(Choice {
             kernel: self.kernel,
