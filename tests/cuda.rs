@@ -275,6 +275,8 @@ fn a_pack_is_checked_and_what_is_wrong_in_it_is_found() {
     let said = project.output(&["gpu-check", "pack"]);
     assert!(said.contains("have the emulator's bits, 0 are wrong"), "{said}");
     assert!(said.contains("fine   training two for emulated: 2 ranks, 3 updates"), "{said}");
+    assert!(said.contains("fine   training two for emulated, by the library: 2 ranks, 3 updates"), "{said}");
+    assert!(said.contains(" library  matmul_nt_") && said.contains(", 0 of 2 algorithms refused\n"), "{said}");
     assert!(said.ends_with("gpu-check: all as expected\n"), "{said}");
 
     // One operand of one kernel, and one loss.

@@ -3,6 +3,7 @@
 //! A pack has `kernels-CHIP/` (a bundle on one rank), `expected` (what the emulator says that its kernels do), and for each training `train-NAME-CHIP/`
 //! (a bundle) with `losses-NAME.jsonl` (the CPU's metrics); `text` is the data.
 
+use super::gpu_products;
 use crate::cli::{GpuCheck, GpuExpect};
 use crate::failure::Failure;
 use crate::output;
@@ -137,19 +138,30 @@ impl Observer for Losses {
     }
 }
 
-/// Trains and compares the losses with the CPU's; 1 when they are too far apart.
+/// Trains, with the bundle's own kernels and with the products of the library that there may be; the number of what is wrong.
 fn check_training(name: &str, chip: &str, dir: &Path, pack: &Path, deadline: Duration) -> Result<usize, Failure> {
+    let bundle = super::read_bundle(dir)?;
+    let wrong = train(name, chip, &bundle, pack, deadline)?;
+    if wrong > 0 {
+        return Ok(wrong);
+    }
+    let (tuned, wrong) = gpu_products::tuned(&format!("training {name} for {chip}"), &bundle, deadline)?;
+    let Some(bundle) = tuned else { return Ok(wrong) };
+    Ok(wrong + train(name, &format!("{chip}, by the library"), &bundle, pack, deadline)?)
+}
+
+/// Trains and compares the losses with the CPU's; 1 when they are too far apart.
+fn train(name: &str, chip: &str, bundle: &Bundle, pack: &Path, deadline: Duration) -> Result<usize, Failure> {
     let file = pack.join(format!("losses-{name}.jsonl"));
     let text = std::fs::read_to_string(&file).map_err(|e| Failure::file("read", &file, e))?;
     let known = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok()?["loss"].as_f64());
     let known: Vec<f64> = known.collect();
-    let bundle = super::read_bundle(dir)?;
     let mut options =
         RunOptions { updates: known.len() as u64, seed: 1, data: vec![pack.join("text")], ..RunOptions::default() };
     options.device.deadline = deadline;
     let inputs = Inputs::read(&bundle.manifest, &options).map_err(outside)?;
     let mut losses = Losses::default();
-    let summary = match runtime::run(&bundle, &inputs, &options, &mut losses) {
+    let summary = match runtime::run(bundle, &inputs, &options, &mut losses) {
         Ok(summary) => summary,
         Err(error) => {
             output::write(&format!("WRONG  training {name} for {chip}: {error}\n"))?;

@@ -8,6 +8,7 @@ mod explain;
 mod export;
 mod fmt;
 mod gpu_check;
+mod gpu_products;
 mod import;
 mod inspect;
 mod plan;

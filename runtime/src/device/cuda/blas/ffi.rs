@@ -44,6 +44,8 @@ struct Proposal {
     reserved: [c_int; 4],
 }
 
+const _: () = assert!(size_of::<Proposal>() == size_of::<sys::cublasLtMatmulHeuristicResult_t>());
+
 const NO_PROPOSAL: Proposal =
     Proposal { algorithm: Raw { data: [0; 8] }, workspace_bytes: 0, state: SUCCESS, waves: 0.0, reserved: [0; 4] };
 
