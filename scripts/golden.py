@@ -8,6 +8,7 @@ usage: python scripts/golden.py          (needs numpy and torch; `make golden`; 
 | adamw, sgd, odd, nadam | synchronous training: PyTorch's autograd and PyTorch's optimizer |
 | lion, signum, adan | the same with an optimizer that PyTorch lacks, written out from its authors' formula |
 | tied | the same with a head that multiplies by the token embedding's table |
+| clipped | the same, gradients scaled down by the norm of all of them together |
 | async_k1, async_k4, async_sgd | an asynchronous 1F1B pipeline of four stages, emulated event by event |
 | async_ef, async_ef_tau, async_nesterov, async_nesterov_stages, async_pipemare, async_pipemare_behind | the same emulator with updates that are corrected for their delay |
 | stash_k1, stash_k2 | the same emulator, where the backward pass reads the version that the forward pass read |
@@ -61,8 +62,9 @@ FOUR_STAGES = [["embed", 0], [1], [2], [3, "head"]]
 # --- Synchronous training by autograd ---------------------------------------------------------------------------------
 
 
-def train(model, microbatch, accumulate, optimizer, dtype, updates=UPDATES, head_learns=True):
-    """Losses of `updates` updates on one process. `head_learns`: see `ref.loss_autograd`."""
+def train(model, microbatch, accumulate, optimizer, dtype, updates=UPDATES, head_learns=True, counts=lambda name: 1.0):
+    """Losses of `updates` updates on one process. `head_learns`: see `ref.loss_autograd`. `counts`: how often a parameter counts in
+    the norm of all gradients."""
     data = ref.Data((ROOT / DATA_FILE).read_bytes(), model, microbatch, SEED)
     params = ref.initial_params(model, model.units(), SEED, dtype)
     for p in params.values():
@@ -76,6 +78,11 @@ def train(model, microbatch, accumulate, optimizer, dtype, updates=UPDATES, head
             loss = ref.loss_autograd(model, params, *data.batch(update * accumulate + k), head_learns)
             (loss / tokens_per_update).backward()
             total += loss.item()
+        if clip := optimizer.get("clip"):
+            squares = sum(counts(name) * p.grad.double().square().sum() for name, p in params.items())
+            factor = min(1.0, clip["global"] / squares.sqrt().item())
+            for p in params.values():
+                p.grad.mul_(factor)
         for group in stepper.param_groups:
             group["lr"] = ref.learning_rate(optimizer["lr"], update)
         stepper.step()
@@ -332,6 +339,22 @@ def tied_case(name, optimizer):
     return content | {"off_by": rounded({"embedding_alone": apart})}
 
 
+def clipped_case(name, optimizer):
+    """A tied head, whose table counts once in the norm."""
+    run = (replace(ODD, tied=True), 3, 3, optimizer)
+    content, f64 = synchronous_case(name, *run, LONG)
+    unclipped = {key: value for key, value in optimizer.items() if key != "clip"}
+    apart = {
+        "unclipped": distance(train(*run[:3], unclipped, torch.float64, LONG), f64),
+        "table_counts_twice": distance(
+            train(*run, torch.float64, LONG, counts=lambda key: 2.0 if key == "embed.tok" else 1.0), f64
+        ),
+    }
+    for rule, off in apart.items():
+        check(off > 3 * content["tolerance"], f"{name}: {rule} would be off by {off:.1e}")
+    return content | {"off_by": rounded(apart)}
+
+
 def asynchronous_case(name, accumulate, optimizer, tolerance, told_apart):
     """`told_apart`: the wrong rules whose losses must be clearly outside the tolerance."""
     f32, drift = asynchronous(accumulate, optimizer, torch.float32, lowest_rank)
@@ -466,6 +489,7 @@ def main():
     files["sgd"], sgd = synchronous_case("sgd", SMALL, 2, 4, SGD)
     files["odd"], _ = synchronous_case("odd", ODD, 3, 3, COSINE)
     files["tied"] = tied_case("tied", COSINE)
+    files["clipped"] = clipped_case("clipped", {**FAST_SGD, "clip": {"global": 0.25}})
     check_flush("adamw", 4, ADAMW, adamw)
     check_flush("sgd", 4, SGD, sgd)
     for name, optimizer in (("nadam", NADAM), ("lion", LION), ("signum", SIGNUM), ("adan", ADAN)):

@@ -7,7 +7,7 @@ pub mod trace;
 
 use artifact::stream::Op;
 
-/// The letter of a compute instruction; none for the transfers, which take no time.
+/// The letter of a compute instruction; none for transfers and for the norm's sums, which take no time.
 fn letter(op: Op) -> Option<&'static str> {
     match op {
         Op::F => Some("F"),
@@ -16,5 +16,6 @@ fn letter(op: Op) -> Option<&'static str> {
         Op::W(_) => Some("W"),
         Op::U => Some("U"),
         Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => None,
+        Op::N | Op::SendN | Op::RecvN | Op::T | Op::SendT | Op::RecvT => None,
     }
 }

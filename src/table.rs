@@ -32,7 +32,7 @@ pub fn read(file: &Path, dialect: Option<Dialect>) -> Result<(Source, Option<Imp
     let (table, mut found) = table::read(&source.text, dialect);
     let name = file.file_stem().map_or_else(|| "table".into(), |n| n.to_string_lossy().into_owned());
     let imported = table.and_then(|table| {
-        let (program, proved) = table.proved(false).map_err(|wrong| found.extend(wrong)).ok()?;
+        let (program, proved) = table.proved(&Shape::new(1, 1)).map_err(|wrong| found.extend(wrong)).ok()?;
         Some(Imported { name, table, program, proved })
     });
     Ok((source, imported, found))
@@ -63,7 +63,8 @@ impl Imported {
             return None;
         }
         let shape = Shape::of(&spec);
-        let read = if shape.tied { self.table.proved(true) } else { Ok((self.program, self.proved)) };
+        let exchanges = shape.tied || shape.global_norm;
+        let read = if exchanges { self.table.proved(&shape) } else { Ok((self.program, self.proved)) };
         let kept = read.and_then(|(program, proved)| match shape.policy {
             Policy::Current => Ok((program, proved)),
             _ => plan::keep_proved(&spec.schedule, shape, program),

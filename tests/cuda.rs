@@ -225,6 +225,21 @@ fn device_kernels_train_as_the_cpu_does() {
     assert!(device.losses[19] < device.losses[0] - 0.5, "it learns: {:?}", device.losses);
 }
 
+/// What is exchanged once an update: a tied table's gradients, and the sums of a global norm.
+#[test]
+fn exchanges_before_updates_train_as_on_the_cpu() {
+    let project = Project::new(&SMALL.replace("vocab = 256", "vocab = 256, tied = on"));
+    let clip = "optimizer=sgd { lr = 0.5, momentum = 0.9, clip = global(0.5) }";
+    let sets = ["--set", "pipeline.schedule=one_f_one_b", "--set", clip];
+    let cpu = project.train("spec.pace", 5, &sets);
+    let device = project.train("spec.pace", 5, &[&sets[..], &["--target", "cuda-emulated"]].concat());
+    for (update, (device, cpu)) in device.losses.iter().zip(&cpu.losses).enumerate() {
+        assert!((device - cpu).abs() <= 1e-5 * cpu, "update {update}: {device} on the device, {cpu} on the CPU");
+    }
+    let free = project.train("spec.pace", 5, &["--set", sets[1], "--set", &clip.replace("0.5)", "1e9)")]);
+    assert!((free.losses[4] - cpu.losses[4]).abs() > 1e-3, "the norm is above the bound");
+}
+
 /// Rounding the operands of products to ten bits moves the losses, but not far.
 #[test]
 fn tf32_trains_close_to_f32() {

@@ -8,17 +8,20 @@ use std::collections::HashSet;
 /// Updates of a segment.
 const UPDATES: u64 = 9;
 
-/// Programs of the library's schedules that can run, with their names; those that flush for a tied model, too.
+/// Programs of the library's schedules that can run, with their names; those that flush for a tied model and with a global norm, too.
 fn programs() -> Vec<(String, Program)> {
     let mut found = Vec::new();
     for name in dsl::library::names() {
         let schedule = dsl::library::schedule(name).expect("a library schedule");
         for (ranks, accumulate) in [(2, 2), (2, 4), (4, 4), (4, 8), (8, 16)] {
-            for tied in [false, true] {
-                let shape = plan::Shape { tied, ..plan::Shape::new(ranks, accumulate) };
+            for (tied, global_norm) in [(false, false), (true, false), (false, true), (true, true)] {
+                let shape = plan::Shape { tied, global_norm, ..plan::Shape::new(ranks, accumulate) };
                 let Ok(program) = plan::expand(&schedule, shape) else { continue };
                 if program.copies == 1 {
-                    found.push((format!("{name}, {ranks} ranks, accumulate {accumulate}, tied {tied}"), program));
+                    found.push((
+                        format!("{name}, {ranks} ranks, accumulate {accumulate}, tied {tied}, norm {global_norm}"),
+                        program,
+                    ));
                 }
             }
         }
@@ -49,6 +52,9 @@ fn exchanges(program: &Program, rank: usize) -> Vec<Vec<Side>> {
     found
 }
 
+/// Borders are fewer.
+const NORMS: usize = 1 << 32;
+
 /// What a transfer is called at both ends: border, direction, micro-batch.
 fn name(side: &Side) -> (usize, bool, u64) {
     let s = side.stage.index();
@@ -60,6 +66,11 @@ fn name(side: &Side) -> (usize, bool, u64) {
         // Beyond all borders: from the first stage, and to it.
         Ring::SendG => (usize::MAX, s > 0, side.mb),
         Ring::RecvG => (usize::MAX, s == 0, side.mb),
+        // As those of the borders, told apart by the number.
+        Ring::RecvN => (NORMS + s - 1, false, side.mb),
+        Ring::SendN => (NORMS + s, false, side.mb),
+        Ring::RecvT => (NORMS + s, true, side.mb),
+        Ring::SendT => (NORMS + s - 1, true, side.mb),
     }
 }
 

@@ -65,6 +65,9 @@ impl Golden {
                 let _ = write!(text, ", {key} = {value}");
             }
         }
+        if let Some(clip) = o.get("clip") {
+            let _ = write!(text, ", clip = global({})", clip["global"]);
+        }
         text + " }"
     }
 
@@ -142,6 +145,16 @@ fn odd_shapes_equal_pytorch() {
 fn a_tied_head_equals_pytorch() {
     let golden = Golden::read("tied");
     for (schedule, ranks) in [("gpipe", 1), ("zb_h1", 2)] {
+        let project = Project::new(&golden.spec(schedule, ranks));
+        golden.compare(&project.train("spec.pace", golden.updates(), &[]).losses);
+    }
+}
+
+/// One norm of all stages' gradients, a tied table's counted once: on one rank, exchanged between ranks, and in place between a rank's stages.
+#[test]
+fn a_global_norm_equals_pytorch() {
+    let golden = Golden::read("clipped");
+    for (schedule, ranks) in [("gpipe", 1), ("one_f_one_b", 3), ("interleaved_1f1b", 1)] {
         let project = Project::new(&golden.spec(schedule, ranks));
         golden.compare(&project.train("spec.pace", golden.updates(), &[]).losses);
     }

@@ -90,6 +90,7 @@ fn a_tied_table_has_the_same_bits_wherever_its_ends_are() {
         "mars",
         "muon { lr = 1e-2 }",
         "normuon { lr = 1e-2, clip = per_tensor(0.01) }",
+        "adamw { lr = 1e-2, clip = global(0.1) }",
     ] {
         let optimizer = format!("optimizer={optimizer}");
         let with = |more: &[&str]| losses(&project, &[&[tied, "pipeline.accumulate=2", &optimizer], more].concat());
@@ -97,6 +98,27 @@ fn a_tied_table_has_the_same_bits_wherever_its_ends_are() {
         assert_eq!(with(&["machine.ranks=4", "pipeline.schedule=zb_h1"]), one, "{optimizer}");
         assert!(!seen.contains(&one), "{optimizer} trains like another optimizer");
         seen.push(one);
+    }
+}
+
+/// One sum in the order of the parameters: on one stage, exchanged between ranks, in place between stages of a rank; a tied table counts once.
+#[test]
+fn a_global_norm_has_the_same_bits_on_every_placement() {
+    let project = Project::new(SPEC);
+    for tied in ["model.tied=off", "model.tied=on"] {
+        let with = |clip: &str, more: &[&str]| {
+            let optimizer = format!("optimizer=sgd {{ lr = 0.5, momentum = 0.9, clip = {clip} }}");
+            losses(&project, &[&[tied, "pipeline.schedule=gpipe", &optimizer], more].concat())
+        };
+        let reference = with("global(0.5)", &[]);
+        assert_ne!(reference, with("global(1e9)", &[]), "the norm is above the bound");
+        assert_eq!(reference, with("per_stage(0.5)", &[]), "one stage has all");
+        for (schedule, ranks) in
+            [("one_f_one_b", 2), ("zb_h1", 4), ("zb_v", 2), ("interleaved_1f1b", 1), ("interleaved_1f1b", 2)]
+        {
+            let (schedule, ranks) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
+            assert_eq!(with("global(0.5)", &[&schedule, &ranks]), reference, "{tied} {schedule} {ranks}");
+        }
     }
 }
 
@@ -253,6 +275,7 @@ fn updates_of_many_calls_agree_on_one_and_four_ranks() {
         "normuon { lr = 1e-2, clip = per_tensor(0.01) }",
         "mars",
         "soap { lr = 1e-2, frequency = 3, clip = per_tensor(0.1) }",
+        "muon { lr = 1e-2, group vector = sgd { lr = 0.1 }, clip = global(0.1) }",
     ] {
         let optimizer = format!("optimizer={optimizer}");
         let with = |more: &[&str]| losses(&project, &[&["pipeline.schedule=one_f_one_b", &optimizer], more].concat());

@@ -101,6 +101,34 @@ fn a_tied_table_is_counted_to_the_byte() {
     }
 }
 
+/// Two words on each stage of its own, one where the sum and the total are one, none where the sum stays in place.
+#[test]
+fn a_global_norm_is_counted_to_the_byte() {
+    let project = Project::new(SPEC);
+    let clip = |norm: &str| format!("optimizer=adamw {{ clip = {norm}(1) }}");
+    for (schedule, ranks, words) in [
+        ("gpipe", 1, vec![1]),
+        ("one_f_one_b", 3, vec![2, 2, 1]),
+        // Stages 0 and 3, and 1 and 2, which hand over.
+        ("zb_v", 2, vec![3, 2]),
+    ] {
+        let (s, p) = (format!("pipeline.schedule={schedule}"), format!("machine.ranks={ranks}"));
+        let with = |norm: &str| {
+            let optimizer = clip(norm);
+            let sets = ["--set", &optimizer, "--set", &s, "--set", &p, "--set", "model.layers=4"];
+            let trained = project.train("spec.pace", 4, &sets).summary;
+            (checked(&project, &sets), trained)
+        };
+        let ((report, trained), (own, _)) = (with("global"), with("per_tensor"));
+        for (rank, words) in words.into_iter().enumerate() {
+            let part = |report: &Value, part: &str| report["ranks"][rank]["memory"][part].as_u64().unwrap();
+            assert_eq!(trained["ranks"][rank]["allocated_bytes"], report["ranks"][rank]["memory"]["total"]);
+            assert_eq!(part(&report, "workspace") - part(&own, "workspace"), 64 * words, "{schedule}, rank {rank}");
+            assert_eq!(part(&report, "communication"), part(&own, "communication"), "{schedule}, rank {rank}");
+        }
+    }
+}
+
 /// Optimizers whose updates have temporaries, states of other sizes, and norms over a stage.
 #[test]
 fn updates_of_many_calls_stay_in_the_arena() {

@@ -339,6 +339,8 @@ pub enum Clip {
     PerTensor { max: f64 },
     /// All parameters of a stage together.
     PerStage { max: f64 },
+    /// All parameters of the model together.
+    Global { max: f64 },
 }
 
 pub use artifact_types::{LearningRate, MuonScale, Optimizer};

@@ -289,7 +289,7 @@ fn optimizers_with_faults() {
         "optimizer = adamw { group head = 3 }",
         "optimizer = adamw { group head lion }",
         "optimizer = adamw { clip = 1.0 }",
-        "optimizer = adamw { clip = global(1.0) }",
+        "optimizer = adamw { clip = global(0) }",
         "optimizer = adamw { clip = per_stages(1.0) }",
         "optimizer = adamw { clip = per_stage(0) }",
         "optimizer = adamw { clip = per_stage(max = 1), clip = per_tensor(1) }",

@@ -100,7 +100,7 @@ impl<'a> Control<'a> {
     /// Called by a rank that runs ahead of its device before it takes an instruction: whether the segment has it. No rank has taken anything past
     /// what all have begun, so a stop may end the segment there.
     pub fn begins(&self, op: Op, at: u64) -> bool {
-        if op == Op::U {
+        if matches!(op, Op::U | Op::N | Op::T) {
             return !self.skips(op, at);
         }
         // A receive for an update is begun like the first of its micro-batches.

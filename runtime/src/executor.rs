@@ -58,20 +58,46 @@ pub enum Ring {
     SendB,
     RecvG,
     SendG,
+    RecvN,
+    SendN,
+    RecvT,
+    SendT,
 }
 
 impl Ring {
+    /// In the order of their numbers.
+    pub const ALL: [Ring; 10] = [
+        Ring::RecvF,
+        Ring::SendF,
+        Ring::RecvB,
+        Ring::SendB,
+        Ring::RecvG,
+        Ring::SendG,
+        Ring::RecvN,
+        Ring::SendN,
+        Ring::RecvT,
+        Ring::SendT,
+    ];
+
+    /// The instruction that hands a slot of it over.
+    pub fn op(self) -> Op {
+        match self {
+            Ring::RecvF => Op::RecvF,
+            Ring::SendF => Op::SendF,
+            Ring::RecvB => Op::RecvB,
+            Ring::SendB => Op::SendB,
+            Ring::RecvG => Op::RecvG,
+            Ring::SendG => Op::SendG,
+            Ring::RecvN => Op::RecvN,
+            Ring::SendN => Op::SendN,
+            Ring::RecvT => Op::RecvT,
+            Ring::SendT => Op::SendT,
+        }
+    }
+
     /// The ring that an instruction hands a slot of over; none for computations.
     pub fn of(op: Op) -> Option<Ring> {
-        match op {
-            Op::RecvF => Some(Ring::RecvF),
-            Op::SendF => Some(Ring::SendF),
-            Op::RecvB => Some(Ring::RecvB),
-            Op::SendB => Some(Ring::SendB),
-            Op::RecvG => Some(Ring::RecvG),
-            Op::SendG => Some(Ring::SendG),
-            Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U => None,
-        }
+        Ring::ALL.into_iter().find(|ring| ring.op() == op)
     }
 
     /// The stage's slots of such transfers.
@@ -85,28 +111,23 @@ impl Ring {
             Ring::SendB => io.send_b,
             Ring::RecvG => table()?.other_end,
             Ring::SendG => table()?.gradient,
+            Ring::RecvN | Ring::SendN => io.norm,
+            Ring::RecvT | Ring::SendT => io.total,
         }
     }
 
     /// Whether it is one of an update, not of a micro-batch.
     pub fn by_update(self) -> bool {
-        matches!(self, Ring::RecvG | Ring::SendG)
+        self.op().by_update()
     }
 
     pub fn sends(self) -> bool {
-        matches!(self, Ring::SendF | Ring::SendB | Ring::SendG)
+        matches!(self, Ring::SendF | Ring::SendB | Ring::SendG | Ring::SendN | Ring::SendT)
     }
 
     /// As the plan prints the instruction.
     pub fn name(self) -> &'static str {
-        match self {
-            Ring::RecvF => "RECV_F",
-            Ring::SendF => "SEND_F",
-            Ring::RecvB => "RECV_B",
-            Ring::SendB => "SEND_B",
-            Ring::RecvG => "RECV_G",
-            Ring::SendG => "SEND_G",
-        }
+        artifact::verify::index::Kind::of(self.op()).name()
     }
 }
 
@@ -200,6 +221,8 @@ impl<'a, E: Engine> Worker<'a, E> {
             Op::B(a) => self.backward(local, a, at),
             Op::I => self.input_gradient(local, at),
             Op::W(a) => self.weight_gradient(local, a, at),
+            Op::N => self.add_norm(local, at),
+            Op::T => self.wait(local, Ring::RecvT, at).map(|_| ()),
             Op::U => self.update(local, at),
             _ => unreachable!("{op:?} hands over a slot of a ring"),
         }
@@ -351,10 +374,20 @@ impl<'a, E: Engine> Worker<'a, E> {
         Ok(())
     }
 
-    fn update(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {
-        if self.shared.manifest.program.partner(self.rank.stages[local].index).is_some() {
+    /// Adds the stage's gradients to the sum of squares; the first end of a tied table adds both ends' gradients before.
+    fn add_norm(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {
+        self.wait(local, Ring::RecvN, update)?;
+        if self.rank.stages[local].index == 0 {
             self.wait(local, Ring::RecvG, update)?;
             self.wait(local, Ring::SendG, update)?;
+        }
+        let slots = Slots { microbatch: update, newest: self.rank.stages[local].version, ..Slots::default() };
+        self.run(local, Kind::N, &self.stage(local).bodies.n, slots)
+    }
+
+    fn update(&mut self, local: usize, update: u64) -> Result<(), GivenUp> {
+        for ring in [Ring::RecvG, Ring::SendG, Ring::SendN, Ring::SendT] {
+            self.wait(local, ring, update)?;
         }
         let stage = self.stage(local);
         self.write_hyper(local, update)?;

@@ -86,6 +86,8 @@ pub struct StageTimes {
     pub w_ns: u64,
     pub w_last_ns: u64,
     pub u_ns: u64,
+    /// Summing up squares for a global norm.
+    pub n_ns: u64,
 }
 
 /// The end of a run.

@@ -6,8 +6,9 @@ use crate::clock::Samples;
 use crate::error::RunError;
 use crate::executor::Ring;
 use crate::transport::local::Ticket;
+use artifact::channel::performs;
 use artifact::ids::RankId;
-use artifact::program::{Manifest, Place, Stage};
+use artifact::program::{Manifest, Stage};
 use artifact::stream::Program;
 
 /// See the module's text.
@@ -34,10 +35,11 @@ pub enum Kind {
     W,
     WLast,
     U,
+    N,
 }
 
 impl Kind {
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 8;
 }
 
 /// See the module's text.
@@ -60,47 +62,24 @@ pub struct StageState {
     pub tickets: Tickets,
 }
 
-/// For each slot of each ring the ticket of its last transfer: the slot is free (or filled) when that is done. 0: none yet.
+/// By ring, for each slot the ticket of its last transfer: the slot is free (or filled) when that is done. 0: none yet.
 #[derive(Clone, Debug)]
-pub struct Tickets {
-    pub recv_f: Vec<Ticket>,
-    pub send_f: Vec<Ticket>,
-    pub recv_b: Vec<Ticket>,
-    pub send_b: Vec<Ticket>,
-    pub recv_g: Vec<Ticket>,
-    pub send_g: Vec<Ticket>,
-}
+pub struct Tickets([Vec<Ticket>; Ring::ALL.len()]);
 
 impl Tickets {
     pub fn of(&mut self, ring: Ring) -> &mut Vec<Ticket> {
-        match ring {
-            Ring::RecvF => &mut self.recv_f,
-            Ring::SendF => &mut self.send_f,
-            Ring::RecvB => &mut self.recv_b,
-            Ring::SendB => &mut self.send_b,
-            Ring::RecvG => &mut self.recv_g,
-            Ring::SendG => &mut self.send_g,
-        }
+        &mut self.0[ring as usize]
     }
 
-    fn new(stage: &Stage, exchanges: bool) -> Self {
-        let ring = |place: Option<Place>| vec![0; place.map_or(0, |p| p.slots as usize)];
-        let (io, exchange) = (&stage.io, vec![0; usize::from(exchanges)]);
-        Tickets {
-            recv_f: ring(io.recv_f),
-            send_f: ring(io.send_f),
-            recv_b: ring(io.recv_b),
-            send_b: ring(io.send_b),
-            recv_g: exchange.clone(),
-            send_g: exchange,
-        }
+    fn new(index: usize, stage: &Stage, program: &Program) -> Self {
+        Tickets(Ring::ALL.map(|ring| {
+            let place = ring.place(stage).filter(|_| performs(program, ring.op(), index));
+            vec![0; place.map_or(0, |p| p.slots as usize)]
+        }))
     }
 
     fn reset(&mut self) {
-        let Tickets { recv_f, send_f, recv_b, send_b, recv_g, send_g } = self;
-        for ring in [recv_f, send_f, recv_b, send_b, recv_g, send_g] {
-            ring.fill(0);
-        }
+        self.0.iter_mut().for_each(|ring| ring.fill(0));
     }
 }
 
@@ -135,7 +114,7 @@ impl StageState {
             oldest: None,
             losses: vec![0.0; losses],
             times: Default::default(),
-            tickets: Tickets::new(stage, program.partner(index).is_some()),
+            tickets: Tickets::new(index, stage, program),
         }
     }
 

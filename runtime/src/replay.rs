@@ -2,6 +2,7 @@
 //! machine's kernels, also when ranks outnumber cores. Transfers take no time.
 
 use crate::observe::StageTimes;
+use artifact::channel::{Waits, channels, side};
 use artifact::ids::StageId;
 use artifact::stream::{Accumulation, Op, Program};
 
@@ -22,14 +23,14 @@ struct Replay {
     end_ns: u64,
 }
 
-/// Both sides of a border's transfers, by micro-batch: when each was ready.
+/// Both sides of a channel's transfers, by micro-batch (update): when each was ready.
 #[derive(Clone, Default)]
-struct Border {
+struct Channel {
     offered: Vec<Option<u64>>,
     posted: Vec<Option<u64>>,
 }
 
-impl Border {
+impl Channel {
     /// When the transfer is done; none when a side is not known yet.
     fn done(&self, mb: u64) -> Option<u64> {
         let at = |times: &[Option<u64>]| times.get(mb as usize).copied().flatten();
@@ -49,15 +50,15 @@ fn set(times: &mut Vec<Option<u64>>, mb: u64, ns: u64) {
 struct State<'a> {
     program: &'a Program,
     times: &'a [StageTimes],
-    forward: Vec<Border>,
-    backward: Vec<Border>,
-    /// Between the ends of a tied table, by update: from the first stage, and from the last.
-    exchange: [Border; 2],
+    /// By channel.
+    channels: Vec<Channel>,
+    /// By stage.
+    waits: Vec<Waits>,
 }
 
 fn replay(program: &Program, times: &[StageTimes], updates: u64) -> Replay {
-    let borders = vec![Border::default(); times.len().saturating_sub(1)];
-    let mut state = State { program, times, forward: borders.clone(), backward: borders, exchange: Default::default() };
+    let channels = vec![Channel::default(); channels(program).len()];
+    let mut state = State { program, times, channels, waits: Waits::of(program) };
     let mut streams: Vec<_> = program.streams.iter().map(|s| s.segment(updates).peekable()).collect();
     let mut now_ns = vec![0; streams.len()];
     let mut work_ns = vec![0; streams.len()];
@@ -84,41 +85,19 @@ fn replay(program: &Program, times: &[StageTimes], updates: u64) -> Replay {
 impl State<'_> {
     /// When what an instruction waits for has happened; none when that is not known yet.
     fn ready(&self, op: Op, stage: StageId, mb: u64) -> Option<u64> {
-        let s = stage.index();
-        let rings = &self.program.rings[s];
-        let taken = |border: &Border, slots: u32| match mb.checked_sub(u64::from(slots)) {
-            Some(previous) => border.done(previous),
-            None => Some(0),
-        };
-        let (before, after) = (self.program.border_before(s), self.program.border_after(s));
-        match op {
-            Op::F => {
-                let input = before.map_or(Some(0), |b| self.forward[b].done(mb))?;
-                Some(input.max(after.map_or(Some(0), |b| taken(&self.forward[b], rings.send_f))?))
+        let mut ready = 0;
+        for wait in self.waits[stage.index()].before(op) {
+            if let Some(mb) = mb.checked_sub(wait.back) {
+                ready = ready.max(self.channels[wait.channel].done(mb)?);
             }
-            Op::B(_) | Op::I => {
-                let input = after.map_or(Some(0), |b| self.backward[b].done(mb))?;
-                Some(input.max(before.map_or(Some(0), |b| taken(&self.backward[b], rings.send_b))?))
-            }
-            Op::U if self.program.partner(s).is_some() => {
-                let [first, last] = &self.exchange;
-                Some(first.done(mb)?.max(last.done(mb)?))
-            }
-            _ => Some(0),
         }
+        Some(ready)
     }
 
     fn transfer(&mut self, op: Op, stage: StageId, mb: u64, now_ns: u64) {
-        let s = stage.index();
-        match op {
-            Op::SendF => set(&mut self.forward[s].offered, mb, now_ns),
-            Op::RecvF => set(&mut self.forward[s - 1].posted, mb, now_ns),
-            Op::SendB => set(&mut self.backward[s - 1].offered, mb, now_ns),
-            Op::RecvB => set(&mut self.backward[s].posted, mb, now_ns),
-            Op::SendG => set(&mut self.exchange[usize::from(s > 0)].offered, mb, now_ns),
-            Op::RecvG => set(&mut self.exchange[usize::from(s == 0)].posted, mb, now_ns),
-            _ => {}
-        }
+        let Some((channel, sends)) = side(self.program, op, stage.index()) else { return };
+        let channel = &mut self.channels[channel];
+        set(if sends { &mut channel.offered } else { &mut channel.posted }, mb, now_ns);
     }
 
     fn cost(&self, op: Op, stage: StageId) -> u64 {
@@ -136,6 +115,7 @@ impl State<'_> {
             Op::I => t.i_ns,
             Op::W(a) => either(a, t.w_ns, t.w_last_ns),
             Op::U => t.u_ns,
+            Op::N => t.n_ns,
             _ => 0,
         }
     }

@@ -407,6 +407,7 @@ impl<'a> Training<'a> {
                     w_ns: ns(Kind::W),
                     w_last_ns: ns(Kind::WLast),
                     u_ns: ns(Kind::U),
+                    n_ns: ns(Kind::N),
                 },
             };
         }

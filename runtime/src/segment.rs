@@ -188,6 +188,10 @@ fn describe(Doing { op, stage, at }: Doing) -> String {
         Op::U => return format!("update {at} of stage {stage}"),
         Op::SendF | Op::SendB => "sending",
         Op::RecvF | Op::RecvB => "receiving",
+        Op::N => return format!("the squares of the gradients of update {at} on stage {stage}"),
+        Op::T | Op::SendN | Op::RecvN | Op::SendT | Op::RecvT => {
+            return format!("the exchange of the norm of update {at} on stage {stage}");
+        }
         Op::SendG | Op::RecvG => {
             return format!("the exchange of the tied table's gradient of update {at} on stage {stage}");
         }

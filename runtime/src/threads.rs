@@ -2,12 +2,13 @@
 
 use crate::clock::thread_ns;
 use crate::control::{Control, GivenUp};
-use crate::executor::{Engine, Report, Ring, Transfer};
+use crate::executor::{Engine, Report, Transfer};
 use crate::map::Kernels;
 use crate::rank::Rank;
 use crate::reports::Reports;
 use crate::transport::local::{Channel, End, Links};
 use crate::versions::Slots;
+use artifact::channel::side;
 use artifact::program::{Call, Manifest, Place};
 use std::time::Instant;
 
@@ -40,15 +41,8 @@ impl<'a> Threads<'a> {
 
     /// The channel that a ring of a stage is an end of.
     fn channel(&self, rank: &Rank, transfer: Transfer) -> Option<&'a Channel> {
-        let (links, stage) = (self.links, rank.stages[transfer.local].index);
-        match transfer.ring {
-            Ring::RecvF => links.forward.get(stage.checked_sub(1)?),
-            Ring::SendF => links.forward.get(stage),
-            Ring::RecvB => links.backward.get(stage),
-            Ring::SendB => links.backward.get(stage.checked_sub(1)?),
-            Ring::SendG => links.exchange.get(usize::from(stage > 0)),
-            Ring::RecvG => links.exchange.get(usize::from(stage == 0)),
-        }
+        let (number, _) = side(&self.manifest.program, transfer.ring.op(), rank.stages[transfer.local].index)?;
+        self.links.0.get(number)
     }
 }
 

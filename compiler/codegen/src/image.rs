@@ -35,9 +35,7 @@ pub fn of_stage(stage: &Stage, objects: &[KernelObject]) -> Result<Image, Codege
 
 /// The kernels that a stage's calls name, ascending.
 pub fn used(stage: &Stage) -> Vec<u32> {
-    let bodies = &stage.bodies;
-    let lists = [&bodies.f, &bodies.i, &bodies.u].into_iter().chain(&bodies.b).chain(&bodies.w);
-    let mut used = lists.flatten().map(|call| call.kernel).collect::<Vec<_>>();
+    let mut used = stage.bodies.calls().map(|call| call.kernel).collect::<Vec<_>>();
     used.sort_unstable();
     used.dedup();
     used

@@ -93,6 +93,36 @@ irdl.dialect @sched {
     %update = irdl.base "#builtin.integer"
     irdl.attributes { "stage" = %stage, "update" = %update }
   }
+  irdl.operation @n {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
+  irdl.operation @send_n {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
+  irdl.operation @recv_n {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
+  irdl.operation @t {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
+  irdl.operation @send_t {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
+  irdl.operation @recv_t {
+    %stage = irdl.base "#builtin.integer"
+    %update = irdl.base "#builtin.integer"
+    irdl.attributes { "stage" = %stage, "update" = %update }
+  }
 }
 "##;
 
@@ -144,6 +174,12 @@ fn instructions(text: &mut String, list: &[Instr]) {
             Op::RecvB => ("recv_b", None),
             Op::SendG => ("send_g", None),
             Op::RecvG => ("recv_g", None),
+            Op::N => ("n", None),
+            Op::SendN => ("send_n", None),
+            Op::RecvN => ("recv_n", None),
+            Op::T => ("t", None),
+            Op::SendT => ("send_t", None),
+            Op::RecvT => ("recv_t", None),
         };
         let number = if instr.op.by_update() { "update" } else { "mb" };
         let _ = write!(text, "\"sched.{name}\"() {{stage = {} : i32, {number} = {} : i32", instr.stage, instr.mb);
@@ -157,7 +193,7 @@ fn instructions(text: &mut String, list: &[Instr]) {
 fn stage_text(text: &mut String, stage: &Stage, kernels: &[Kernel]) -> Result<(), CodegenError> {
     let bodies = &stage.bodies;
     let mut named: Vec<(String, &[Call])> =
-        vec![("f".into(), &bodies.f), ("i".into(), &bodies.i), ("u".into(), &bodies.u)];
+        vec![("f".into(), &bodies.f), ("i".into(), &bodies.i), ("u".into(), &bodies.u), ("n".into(), &bodies.n)];
     for (variant, suffix) in ["", "_first", "_last", "_only"].iter().enumerate() {
         named.push((format!("b{suffix}"), &bodies.b[variant]));
         named.push((format!("w{suffix}"), &bodies.w[variant]));

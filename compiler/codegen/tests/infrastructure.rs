@@ -249,6 +249,8 @@ fn stage(id: u32, calls: &[(u32, u64)]) -> Stage {
             send_f: None,
             recv_b: None,
             send_b: None,
+            norm: None,
+            total: None,
             hyper: place(0, 64),
             version: place(64, 8),
             version_seen: place(128, 8),
@@ -297,6 +299,7 @@ fn the_schedule_prints_as_a_verified_module() {
         policy: Policy::Current,
         copies: 1,
         tied: false,
+        global_norm: false,
     };
     insta::assert_snapshot!(emit_sched(&program, &[stage(0, &[(0, 37)])], &[update(37)]).unwrap());
 }

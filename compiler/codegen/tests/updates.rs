@@ -37,10 +37,10 @@ impl Stage {
             copied: false,
         };
         let params: Vec<ParamDecl> = shapes.iter().enumerate().map(param).collect();
-        let plan = UpdatePlan::new(&params, &rules, true, Writes::InPlace, None);
+        let plan = UpdatePlan::new(&params, &rules, true, Writes::InPlace, true, None);
         assert!(plan.unfused.iter().all(Option::is_some), "nothing of these is fused");
         let mut kernels = HashMap::new();
-        for step in &plan.steps {
+        for step in plan.norm.iter().chain(&plan.steps) {
             kernels.entry(step.op.clone()).or_insert_with(|| Runnable::new(step.op.clone(), cpu));
         }
         let state = |(_, len): (&str, u64)| vec![0.0; len as usize];
@@ -64,7 +64,9 @@ impl Stage {
                 _ => Data::unset(bytes as usize / 4),
             })
             .collect();
-        for call in &self.plan.steps {
+        // This is the only stage.
+        let mut norm = Data::F64(vec![f64::NAN]);
+        for call in self.plan.norm.iter().chain(&self.plan.steps) {
             let p = call.param;
             let data: Vec<Data> = call
                 .args
@@ -75,6 +77,7 @@ impl Stage {
                     Arg::State(i) => Data::F32(self.buffers[p][1 + i].clone()),
                     Arg::Hyper => hyper.clone(),
                     Arg::Copy | Arg::OtherEnd => unreachable!("these weights are f32 and not tied"),
+                    Arg::Norm | Arg::Total => norm.clone(),
                     Arg::Temporary(i) => temporaries[i].clone(),
                 })
                 .collect();
@@ -85,7 +88,8 @@ impl Stage {
                     Arg::Weight => self.buffers[p][0] = data.f32().to_vec(),
                     Arg::Gradient => gradients[p] = data.f32().to_vec(),
                     Arg::State(i) => self.buffers[p][1 + i] = data.f32().to_vec(),
-                    Arg::Hyper | Arg::Copy | Arg::OtherEnd => {
+                    Arg::Norm => norm = data,
+                    Arg::Hyper | Arg::Copy | Arg::OtherEnd | Arg::Total => {
                         panic!("hyper-parameters are read only, there is nothing else")
                     }
                     Arg::Temporary(i) => temporaries[i] = data,
@@ -276,7 +280,7 @@ fn clipped(clip: Option<Clip>, gradients: Vec<Matrix>) -> Vec<Matrix> {
     match clip {
         None => gradients,
         Some(Clip::PerTensor { max }) => gradients.iter().map(|g| g.at_most(max)).collect(),
-        Some(Clip::PerStage { max }) => {
+        Some(Clip::PerStage { max } | Clip::Global { max }) => {
             let norm = gradients.iter().map(|g| g.norm().powi(2)).sum::<f64>().sqrt();
             let by = if norm > max { max / norm } else { 1.0 };
             gradients.iter().map(|g| g.map(|g| by * g)).collect()
@@ -333,7 +337,7 @@ fn mars_is_right_on_matrices_and_vectors() {
 fn gradients_are_clipped_by_tensor_or_together() {
     let adamw = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, decay: 0.1 };
     let muon = Optimizer::Muon { momentum: 0.95, decay: 0.1 };
-    for clip in [Clip::PerTensor { max: 0.5 }, Clip::PerStage { max: 0.5 }] {
+    for clip in [Clip::PerTensor { max: 0.5 }, Clip::PerStage { max: 0.5 }, Clip::Global { max: 0.5 }] {
         check(adamw, MuonScale::MatchAdamW, Some(clip), &[&[13, 37], &[41], &[2, 2]], 2e-5);
         check(muon, MuonScale::MatchAdamW, Some(clip), &[&[13, 37], &[9, 4]], 2e-5);
     }

@@ -57,7 +57,7 @@ pub fn build(input: &Input) -> Build {
         let writes = if rings.weights > 1 { Writes::Next } else { Writes::InPlace };
         let updated = !matches!(tables[s], Some(Table::Borrowed(_)));
         let table = p.forward_graph.table.map(|id| TiedTable { param: id.index(), updated });
-        UpdatePlan::new(&p.forward_graph.params, rules, input.fuse, writes, table)
+        UpdatePlan::new(&p.forward_graph.params, rules, input.fuse, writes, s == 0, table)
     };
     let updates: Vec<UpdatePlan> =
         plans.iter().zip(&input.program.rings).zip(&rules).enumerate().map(plan_update).collect();
@@ -251,7 +251,8 @@ impl Lower<'_> {
         for &a in &usage.weight {
             bodies.w[variant(a)] = self.body(&plan.backward, Part::Weight, a);
         }
-        bodies.u = self.updates();
+        bodies.n = self.updates(&self.update.norm);
+        bodies.u = self.updates(&self.update.steps);
         bodies
     }
 
@@ -365,15 +366,14 @@ impl Lower<'_> {
         }
     }
 
-    /// The unfused updates.
-    fn updates(&mut self) -> Vec<Call> {
-        let update = self.update;
+    /// Steps of unfused updates.
+    fn updates(&mut self, steps: &[UpdateStep]) -> Vec<Call> {
         let call = |step: &UpdateStep| {
             let param = &self.layout.params[step.param];
             let args = step.args.iter().flat_map(|arg| self.update_operands(param, arg)).collect();
             self.call(step.op.clone(), step.dtype, args)
         };
-        update.steps.iter().map(call).collect()
+        steps.iter().map(call).collect()
     }
 
     fn update_operands(&self, param: &Param, arg: &Arg) -> Vec<Place> {
@@ -384,6 +384,8 @@ impl Lower<'_> {
             Arg::State(i) => vec![param.state[i]],
             Arg::Copy => self.copy(param).into_iter().collect(),
             Arg::Hyper => vec![self.layout.hyper(param)],
+            Arg::Norm => vec![self.layout.io.norm.expect("a global norm has a sum on each stage")],
+            Arg::Total => vec![self.layout.io.total.expect("a global norm has a total on each stage")],
             Arg::Temporary(i) => vec![self.layout.update_temporaries[i]],
         }
     }

@@ -122,7 +122,7 @@ pub fn update_work(dims: &Dims, layers: &[Layer], rules: &Rules) -> u64 {
         return 0;
     }
     let graph = stage_graph(dims, layers, 1.0).expect("checked sizes give a well-shaped graph");
-    let plan = UpdatePlan::new(&graph.params, rules, true, Writes::InPlace, None);
+    let plan = UpdatePlan::new(&graph.params, rules, true, Writes::InPlace, false, None);
     plan.steps.iter().map(|step| flops(&step.op)).fold(0, u64::saturating_add)
 }
 

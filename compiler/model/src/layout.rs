@@ -12,7 +12,7 @@
 //! | stash | saved activations, what I holds for W, and the version F saw; one slot's buffers lie together | ring `stash` |
 //! | communication | received and sent activations and gradients | rings `recv_f`, `send_f`, `recv_b`, `send_b`; where stages hand over, the reader's ring only; the gradient of a tied table's other end on another rank |
 //! | activations | token ids (ring `recv_f`) and target ids (once; ring `recv_f` where the backward pass runs the loss again); temporaries of F, B, I, W and U, by liveness, shared by all bodies | |
-//! | workspace | hyper-parameters, a version word for each version of the weights, loss; the scratch of the kernel that needs most | once |
+//! | workspace | hyper-parameters, a version word for each version of the weights, loss; the sums of a global norm; the scratch of the kernel that needs most | once |
 //!
 //! # Invariants
 //!
@@ -146,6 +146,7 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
     bump.at = bump.at.saturating_add(shared);
     memory.activations = region(&bump, &mut start);
     let words: Vec<Words> = stages.iter().map(|s| words(s, &mut bump)).collect();
+    let sums = sums(stages, &mut bump);
     memory.workspace = region(&bump, &mut start);
     let mut laid_out = Vec::with_capacity(stages.len());
     for (i, stage) in stages.iter().enumerate() {
@@ -157,7 +158,7 @@ pub fn layout(stages: &[StageInput]) -> RankLayout {
         let borrowed = table.filter(|at| stage.borrows(*at));
         let output = ios[i].send_f.or_else(|| ios[stage.after?].recv_f);
         let input_gradient = ios[i].send_b.or_else(|| ios[stage.before?].recv_b);
-        let io = io(&ios[i], &words[i], seen[i]);
+        let io = io(&ios[i], &words[i], sums[i], seen[i]);
         let update_temporaries = std::mem::take(&mut for_updates[i].0);
         let places = std::mem::take(&mut places[i]);
         laid_out.push(StageLayout { params, borrowed, io, output, input_gradient, places, update_temporaries });
@@ -396,7 +397,28 @@ fn words(stage: &StageInput, bump: &mut Bump) -> Words {
     Words { hyper, version: version(bump), loss: last.then(|| bump.place(8)) }
 }
 
-fn io(io: &Io, words: &Words, version_seen: Place) -> StageIo {
+/// By stage: where a global norm's sum and total are.
+fn sums(stages: &[StageInput], bump: &mut Bump) -> Vec<Option<[Place; 2]>> {
+    if stages.iter().all(|s| s.update.norm.is_empty()) {
+        return vec![None; stages.len()];
+    }
+    let mut sums: Vec<Place> = Vec::with_capacity(stages.len());
+    for stage in stages {
+        sums.push(stage.before.map_or_else(|| bump.place(8), |before| sums[before]));
+    }
+    let mut totals = sums.clone();
+    for (i, stage) in stages.iter().enumerate().rev() {
+        let last = stage.plan.forward_graph.logits_gradient.is_some();
+        totals[i] = match stage.after {
+            Some(after) => totals[after],
+            None if last => sums[i],
+            None => bump.place(8),
+        };
+    }
+    sums.into_iter().zip(totals).map(|(sum, total)| Some([sum, total])).collect()
+}
+
+fn io(io: &Io, words: &Words, sums: Option<[Place; 2]>, version_seen: Place) -> StageIo {
     StageIo {
         tokens: io.tokens,
         targets: io.targets,
@@ -405,6 +427,8 @@ fn io(io: &Io, words: &Words, version_seen: Place) -> StageIo {
         send_f: io.send_f,
         recv_b: io.recv_b,
         send_b: io.send_b,
+        norm: sums.map(|[sum, _]| sum),
+        total: sums.map(|[_, total]| total),
         hyper: words.hyper,
         version: words.version,
         version_seen,

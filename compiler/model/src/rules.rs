@@ -119,6 +119,7 @@ impl Rules {
         let clipped = self.clip.map(|clip| match clip {
             Clip::PerTensor { .. } => "clipping needs the norm of the whole gradient",
             Clip::PerStage { .. } => "clipping needs the norm of all of the stage's gradients",
+            Clip::Global { .. } => "clipping needs the norm of all stages' gradients",
         });
         self.of(name, shape).rule.kind.unfused().or(clipped)
     }

@@ -32,6 +32,9 @@ pub enum Arg {
     /// The bf16 copy of a parameter that has one.
     Copy,
     Hyper,
+    /// The sum of the squares of the gradients up to this stage, and that of all stages: see [`artifact::program::StageIo`].
+    Norm,
+    Total,
     /// Index into [`UpdatePlan::temporaries`].
     Temporary(usize),
 }
@@ -52,6 +55,8 @@ pub struct UpdatePlan {
     /// By parameter: why its last weight gradient does not take its update in; none if it does.
     pub unfused: Vec<Option<&'static str>>,
     pub steps: Vec<UpdateStep>,
+    /// What adds the stage's gradients to a global norm, before any stage's `steps`.
+    pub norm: Vec<UpdateStep>,
     /// Where the steps write weights without a copy: see [`UpdatePlan::writes`].
     writes: Writes,
     /// Bytes of each temporary.
@@ -77,15 +82,22 @@ const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
 const ADAMW_RMS: f64 = 0.2;
 
 impl UpdatePlan {
-    /// The updates of `params`. `fuse`: run them in weight gradients where that can be.
-    pub fn new(params: &[ParamDecl], rules: &Rules, fuse: bool, writes: Writes, table: Option<TiedTable>) -> Self {
+    /// The updates of `params`. `fuse`: run them in weight gradients where that can be. `first`: they are those of the model's first stage.
+    pub fn new(
+        params: &[ParamDecl],
+        rules: &Rules,
+        fuse: bool,
+        writes: Writes,
+        first: bool,
+        table: Option<TiedTable>,
+    ) -> Self {
         let tied = |i: usize| table.filter(|t| t.param == i).map(|_| TIED);
         let why = |(i, p): (usize, &ParamDecl)| match fuse {
             true => tied(i).or_else(|| rules.unfused(&p.name, &p.shape)),
             false => Some("`fuse = off`"),
         };
         let unfused = params.iter().enumerate().map(why).collect();
-        let mut plan = UpdatePlan { unfused, steps: Vec::new(), writes, temporaries: Vec::new() };
+        let mut plan = UpdatePlan { unfused, steps: Vec::new(), norm: Vec::new(), writes, temporaries: Vec::new() };
         // What another stage of the rank updates.
         let foreign = table.filter(|t| !t.updated).map(|t| t.param);
         let own: Vec<(usize, &ParamDecl)> = params.iter().enumerate().filter(|(i, _)| Some(*i) != foreign).collect();
@@ -93,8 +105,10 @@ impl UpdatePlan {
             let op = UpdatePart::Add { len: params[param].len() };
             plan.push(KernelOp::Part(op), param, &[Arg::OtherEnd, Arg::Gradient]);
         }
-        if let Some(Clip::PerStage { max }) = rules.clip {
-            plan.clip_together(&own, max);
+        match rules.clip {
+            Some(Clip::PerStage { max }) => plan.clip_together(&own, max),
+            Some(Clip::Global { max }) => plan.clip_all(&own, max, first, table),
+            Some(Clip::PerTensor { .. }) | None => {}
         }
         for (i, param) in own.into_iter().filter(|(i, _)| plan.unfused[*i].is_some()).collect::<Vec<_>>() {
             let shape = &param.shape;
@@ -120,6 +134,26 @@ impl UpdatePlan {
             let op = UpdatePart::SumSquares { len, add: n > 0 };
             self.push(KernelOp::Part(op), param, &[Arg::Gradient, sum]);
         }
+        self.scale(lens, sum, max);
+    }
+
+    /// One norm for the parameters of all stages, summed in their order. A tied table counts where its first end is, which then has
+    /// both ends' gradients before.
+    fn clip_all(&mut self, params: &[(usize, &ParamDecl)], max: f64, first: bool, table: Option<TiedTable>) {
+        if first {
+            self.norm.append(&mut self.steps);
+        }
+        let lens: Vec<(usize, u64)> = params.iter().map(|(i, p)| (*i, p.len())).collect();
+        let elsewhere = table.filter(|_| !first).map(|t| t.param);
+        for (n, &(param, len)) in lens.iter().filter(|(param, _)| Some(*param) != elsewhere).enumerate() {
+            let op = KernelOp::Part(UpdatePart::SumSquares { len, add: n > 0 || !first });
+            self.norm.push(UpdateStep { op, dtype: Dtype::F32, param, args: vec![Arg::Gradient, Arg::Norm] });
+        }
+        self.scale(lens, Arg::Total, max);
+    }
+
+    /// Scales gradients of these lengths down to a norm, whose square is in `sum`.
+    fn scale(&mut self, lens: Vec<(usize, u64)>, sum: Arg, max: f64) {
         let factor = Factor::AtMost { max_bits: max.to_bits() };
         for (param, len) in lens {
             self.push(KernelOp::Part(UpdatePart::Scale { len, factor }), param, &[sum, Arg::Gradient]);

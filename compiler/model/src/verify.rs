@@ -63,7 +63,7 @@ macro_rules! ensure {
 pub fn bodies(bodies: &Bodies) -> Vec<(&'static str, &[Call])> {
     const B: [&str; 4] = ["B", "B(first)", "B(last)", "B(first, last)"];
     const W: [&str; 4] = ["W", "W(first)", "W(last)", "W(first, last)"];
-    let mut list: Vec<(&str, &[Call])> = vec![("F", &bodies.f), ("I", &bodies.i), ("U", &bodies.u)];
+    let mut list: Vec<(&str, &[Call])> = vec![("F", &bodies.f), ("I", &bodies.i), ("U", &bodies.u), ("N", &bodies.n)];
     list.extend(B.iter().zip(&bodies.b).map(|(&name, body)| (name, body.as_slice())));
     list.extend(W.iter().zip(&bodies.w).map(|(&name, body)| (name, body.as_slice())));
     list
@@ -169,6 +169,8 @@ fn overlaps(kernels: &[Kernel], stages: &[&Stage]) -> Result<(), String> {
     let declared: Vec<Key> = stages.iter().flat_map(|s| declared(s)).map(|p| key(&p)).collect();
     let mut lasting: BTreeSet<Key> = declared.iter().copied().collect();
     ensure!(lasting.len() == declared.len(), "two parameters or rings are one buffer");
+    // Stages share their sums of squares: see `StageIo`.
+    lasting.extend(stages.iter().flat_map(|s| [s.io.norm, s.io.total]).flatten().map(|p| key(&p)));
     // A hyper-parameter vector is a part of its buffer.
     let hyper: HashSet<u64> = stages
         .iter()

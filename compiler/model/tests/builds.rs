@@ -1,6 +1,6 @@
 //! Builds: invariants over many shapes, and bench-gpt's kernels and memory as snapshots.
 
-use crate::programs::{flush, on_ranks, tied};
+use crate::programs::{flush, normed, on_ranks, tied};
 use artifact::program::Memory;
 use artifact::stream::Program;
 use dsl::diag::Diagnostic;
@@ -33,6 +33,11 @@ fn muon() -> Rules {
     for_matrices(OptimizerKind::Muon, Some(Clip::PerStage { max: 1.0 }))
 }
 
+/// The same, clipped by the norm of all stages.
+fn clipped() -> Rules {
+    for_matrices(OptimizerKind::Muon, Some(Clip::Global { max: 1.0 }))
+}
+
 /// AdamW for what is no matrix.
 fn for_matrices(kind: OptimizerKind, clip: Option<Clip>) -> Rules {
     let group = |selectors, kind| GroupRule::new(selectors, UpdateRule::plain(kind), MuonScale::MatchAdamW);
@@ -62,6 +67,7 @@ proptest! {
         (layers, head_width, heads, context, vocab) in (1u32..4, 1u32..9, 1u32..4, 1u32..20, 2u32..40),
         (microbatch, stages, k) in (1u32..4, 1u32..4, 1u32..4),
         (split, fuse, folded, v3, by_muon, bf16, is_tied) in any::<(bool, bool, bool, bool, bool, bool, bool)>(),
+        is_normed in any::<bool>(),
     ) {
         let dtype = if bf16 { Dtype::Bf16 } else { Dtype::F32 };
         let dims = Dims { layers, width: head_width * heads, heads, context, vocab, microbatch, dtype, tied: is_tied };
@@ -74,9 +80,10 @@ proptest! {
             flush(stages, k, split)
         };
         let program = if is_tied { tied(program) } else { program };
+        let program = if by_muon && is_normed { normed(program) } else { program };
         let cpu = if v3 { CpuClass::X86V3 } else { CpuClass::X86V4 };
         let partition = &cut(&dims, program.rank_of_stage.len() as u32);
-        let rules = &if by_muon { muon() } else { adamw() };
+        let rules = &if program.global_norm { clipped() } else if by_muon { muon() } else { adamw() };
         let build = build(&Input { dims, partition, fuse, rules, recompute: Recompute::None, products: Products::F32, program: &program, target: cpu.into() });
         prop_assert_eq!(verify(&build), Ok(()));
         let accumulates = !fuse || k > 1 || by_muon;

@@ -1,7 +1,7 @@
 //! The whole gradient of a small odd GPT against finite differences, and equal for every cut, order and form of the update.
 
 use crate::machine::{Machine, Random, Setting};
-use crate::programs::{flush, on_ranks, tied};
+use crate::programs::{flush, normed, on_ranks, tied};
 use artifact::program::Optimizer;
 use artifact::stream::Program;
 use dsl::spec::{At, Dtype, Layer, Partition, Products, Recompute};
@@ -9,7 +9,7 @@ use model::build::{Build, Input, build};
 use model::dims::Dims;
 use model::kernel::{OptimizerKind, UpdateRule};
 use model::partition::partition;
-use model::rules::Rules;
+use model::rules::{Clip, GroupRule, MuonScale, Rules};
 use model::target::CpuClass;
 use model::verify::verify;
 use std::collections::HashMap;
@@ -49,7 +49,9 @@ fn built(program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
 fn built_of(dtype: Dtype, program: &Program, fuse: bool, optimizer: OptimizerKind) -> Build {
     let dims = Dims { dtype, tied: program.tied, ..DIMS };
     let partition = cut(program.rank_of_stage.len() as u32);
-    let (rules, recompute) = (&Rules::uniform(UpdateRule::plain(optimizer)), Recompute::None);
+    let rest = GroupRule::new(Vec::new(), UpdateRule::plain(optimizer), MuonScale::MatchAdamW);
+    let clip = program.global_norm.then_some(Clip::Global { max: 0.3 });
+    let (rules, recompute) = (&Rules::new(Vec::new(), rest, clip), Recompute::None);
     let (partition, target) = (&partition, CpuClass::X86V4.into());
     let build = build(&Input { dims, partition, fuse, rules, recompute, products: Products::F32, program, target });
     verify(&build).unwrap();
@@ -140,6 +142,35 @@ fn a_tied_table_is_updated_alike_on_every_cut() {
         ] {
             let ranks = program.rank_of_stage.clone();
             assert!(trained(program) == reference, "{optimizer:?}, {dtype:?}, stages on {ranks:?}");
+        }
+    }
+}
+
+/// Every stage's update reads the sum of all stages' squares, wherever they are; a tied table's gradient is in it once.
+#[test]
+fn a_global_norm_scales_alike_on_every_cut() {
+    for is_tied in [false, true] {
+        let trained = |program: Program, clips: bool| {
+            let program = if is_tied { tied(program) } else { program };
+            let program = if clips { normed(program) } else { program };
+            let build = built(&program, true, SGD.kind());
+            let mut machine = Machine::new(&build, &program, setting(SGD, &weight));
+            machine.run(3);
+            machine.weights()
+        };
+        let reference = trained(flush(1, 3, false), true);
+        assert!(reference != trained(flush(1, 3, false), false), "the norm is above the bound");
+        for program in [
+            flush(2, 3, false),
+            flush(3, 3, true),
+            flush(4, 3, false),
+            on_ranks(&[0, 1, 1, 0], 2, 3, false),
+            on_ranks(&[0, 1, 0, 1], 2, 3, true),
+            on_ranks(&[0, 0, 1, 1], 2, 3, true),
+            on_ranks(&[0, 0, 0], 1, 3, false),
+        ] {
+            let ranks = program.rank_of_stage.clone();
+            assert!(trained(program, true) == reference, "tied: {is_tied}, stages on {ranks:?}");
         }
     }
 }

@@ -104,6 +104,8 @@ pub struct Machine<'a> {
     transfers: HashMap<(StageId, bool), VecDeque<Sent>>,
     /// Sums of the tied table's gradient under way, by sending stage.
     exchanged: HashMap<StageId, Vec<f64>>,
+    /// Sums of squares under way, by sending stage and direction (true: up).
+    sums: HashMap<(StageId, bool), f64>,
     /// Summed cross-entropy by micro-batch.
     pub losses: HashMap<u64, f64>,
     /// By stage: most updates between F and B (or I), counted by the version words.
@@ -132,8 +134,9 @@ impl<'a> Machine<'a> {
             arena.cells[cells(&stage.io.version, 0)].fill(0.0);
         }
         let drift_max = vec![0; build.stages.len()];
-        let (transfers, exchanged, losses, made) = (HashMap::new(), HashMap::new(), HashMap::new(), drift_max.clone());
-        Machine { build, program, setting, arenas, transfers, exchanged, losses, drift_max, made }
+        let (transfers, exchanged, sums) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let (losses, made) = (HashMap::new(), drift_max.clone());
+        Machine { build, program, setting, arenas, transfers, exchanged, sums, losses, drift_max, made }
     }
 
     /// Runs a segment of `updates` updates.
@@ -168,7 +171,12 @@ impl<'a> Machine<'a> {
         match op {
             Op::F if io.recv_f.is_some() && self.apart(StageId(stage.0 - 1)) => arrived(StageId(stage.0 - 1), true),
             Op::B(_) | Op::I if io.recv_b.is_some() && self.apart(stage) => arrived(StageId(stage.0 + 1), false),
+            // The first end's N has taken it where there is one.
+            Op::U if stage.0 == 0 && self.program.norms() => true,
             Op::U => self.partner(stage).is_none_or(|other| self.exchanged.contains_key(&other)),
+            Op::N if stage.0 == 0 => self.partner(stage).is_none_or(|other| self.exchanged.contains_key(&other)),
+            Op::N => !self.apart(StageId(stage.0 - 1)) || self.sums.contains_key(&(StageId(stage.0 - 1), true)),
+            Op::T => !self.apart(stage) || self.sums.contains_key(&(StageId(stage.0 + 1), false)),
             _ => true,
         }
     }
@@ -228,11 +236,7 @@ impl<'a> Machine<'a> {
                 self.body(id, &bodies.w[variant(a)], mb);
             }
             Op::U => {
-                if let Some(other) = self.partner(id) {
-                    let content = self.exchanged.remove(&other).expect("ready");
-                    let [_, place] = self.table(id);
-                    self.arena(id).cells[cells(&place, 0)].copy_from_slice(&content);
-                }
+                self.take_table(id);
                 self.hyper(id);
                 self.body(id, &bodies.u, 0);
                 self.made[id.index()] += 1;
@@ -246,8 +250,40 @@ impl<'a> Machine<'a> {
                 let content = self.arena(id).cells[cells(&place, 0)].to_vec();
                 assert!(self.exchanged.insert(id, content).is_none(), "the sum before was not taken");
             }
-            Op::RecvF | Op::RecvB | Op::RecvG => {}
+            Op::N => {
+                if id.0 == 0 {
+                    self.take_table(id);
+                } else if self.apart(StageId(id.0 - 1)) {
+                    let sum = self.sums.remove(&(StageId(id.0 - 1), true)).expect("ready");
+                    self.set_sum(id, io.norm, sum);
+                }
+                self.body(id, &bodies.n, 0);
+            }
+            Op::T if self.apart(id) => {
+                let total = self.sums.remove(&(StageId(id.0 + 1), false)).expect("ready");
+                self.set_sum(id, io.total, total);
+            }
+            Op::SendN | Op::SendT => {
+                let place = if op == Op::SendN { io.norm } else { io.total };
+                let sum = self.word(id, &place.expect("a stage with a norm has both"), 0);
+                assert!(self.sums.insert((id, op == Op::SendN), sum).is_none(), "the sum before was not taken");
+            }
+            Op::T | Op::RecvF | Op::RecvB | Op::RecvG | Op::RecvN | Op::RecvT => {}
         }
+    }
+
+    /// Puts the gradient of the tied table's other end where the update adds it, if it is on another rank and not there yet.
+    fn take_table(&mut self, id: StageId) {
+        let Some(other) = self.partner(id) else { return };
+        if let Some(content) = self.exchanged.remove(&other) {
+            let [_, place] = self.table(id);
+            self.arena(id).cells[cells(&place, 0)].copy_from_slice(&content);
+        }
+    }
+
+    fn set_sum(&mut self, id: StageId, place: Option<Place>, sum: f64) {
+        let place = place.expect("a stage with a norm has both");
+        self.arena(id).cells[cells(&place, 0)][0] = sum;
     }
 
     fn arena(&mut self, stage: StageId) -> &mut Arena {

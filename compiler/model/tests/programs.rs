@@ -34,6 +34,7 @@ pub fn on_ranks(rank_of_stage: &[u32], ranks: u32, k: u32, split: bool) -> Progr
         policy: Policy::Current,
         copies: 1,
         tied: false,
+        global_norm: false,
     };
     without_transfers_on_a_rank(&mut program);
     program
@@ -50,6 +51,36 @@ pub fn tied(program: Program) -> Program {
             let of = |op| Instr { op, stage: StageId(stage), mb: 0 };
             stream.period.splice(update..update, [of(Op::RecvG), of(Op::SendG)]);
         }
+    }
+    program
+}
+
+/// The same program where updates read the norm of all stages' gradients.
+pub fn normed(program: Program) -> Program {
+    let mut program = Program { global_norm: true, ..program };
+    let stages = program.rings.len();
+    let borders: Vec<[bool; 2]> =
+        (0..stages).map(|s| [program.border_before(s).is_some(), program.border_after(s).is_some()]).collect();
+    for stream in &mut program.streams {
+        let update = stream.period.iter().position(|i| i.op == Op::U).expect("a rank updates its stages");
+        let here: Vec<usize> = stream.period[update..].iter().map(|i| i.stage.index()).collect();
+        let mut list = Vec::new();
+        let mut add = |op: Op, s: usize, there: bool| list.extend(there.then_some((op, s)));
+        for &s in &here {
+            let [before, after] = borders[s];
+            add(Op::RecvN, s, before);
+            add(Op::N, s, true);
+            add(Op::SendN, s, after);
+            add(Op::SendT, s, before && s + 1 == stages);
+        }
+        for &s in here.iter().rev().filter(|s| **s + 1 < stages) {
+            let [before, after] = borders[s];
+            add(Op::RecvT, s, after);
+            add(Op::T, s, true);
+            add(Op::SendT, s, before);
+        }
+        let list: Vec<Instr> = list.into_iter().map(|(op, s)| Instr { op, stage: StageId(s as u32), mb: 0 }).collect();
+        stream.period.splice(update..update, list);
     }
     program
 }

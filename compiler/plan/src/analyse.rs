@@ -5,6 +5,7 @@ use crate::bounds;
 use crate::exchange;
 use crate::expand;
 use crate::facts::{Facts, Proof, RankFacts, StageFacts, Staleness};
+use crate::norm;
 use crate::policy::copies;
 use crate::steady::{Pace, Steady};
 use crate::time::{Costs, Timed, watch};
@@ -132,6 +133,7 @@ fn found(program: &Program, proved: &Proved, subject: &Subject, costs: &Costs) -
     let mut proofs = structure(program);
     proofs.extend(same_updates(program));
     proofs.extend(exchange::proof(program));
+    proofs.extend(norm::proof(program));
     let mut diagnostics = bounds::short_warmup(subject).into_iter().collect::<Vec<_>>();
     diagnostics.extend(exchange::clipped(subject, program));
     bounds::check(subject, &findings, &mut proofs, &mut diagnostics);

@@ -91,7 +91,7 @@ impl Times {
         }
         let cost = match item.op {
             Op::B(_) => 2,
-            Op::U | Op::SendG => return Some(now),
+            Op::U | Op::N | Op::T | Op::SendG => return Some(now),
             _ => 1,
         };
         let end = input.max(now) + cost;

@@ -5,17 +5,18 @@
 //! An instruction starts when the last of what it waits for is there ([`crate::time`]): the end of the instruction before
 //! it on its rank, its input one hop after the transfer was made, or its send slot, which is free once the transfer that
 //! held it was made. From the instruction that ends last, the path goes back through whichever of these decided each
-//! start. An update waits so for the gradients that it exchanges. Where several did, the rank's own order is taken before a transfer, and the sender before the receiver.
+//! start. Where several did, the rank's own order is taken before a transfer, and the sender before the receiver.
 //!
 //! # Invariant
 //!
-//! A step starts when the step before it ends, plus one hop (the time of an exchange, for an update) where it waits for its input; the first step starts at zero.
+//! A step starts when the step before it ends, plus one hop (the time of an exchange, for a tied table's gradient) where it waits for its input; the first step starts at zero.
 //! So the times and hops of the path sum to the run's length, and a path's instruction or hop that takes longer makes the
 //! run at least as much longer.
 
 use crate::time::{Costs, Timed, run_all};
+use artifact::channel::{self, Channel, Waits, channels};
 use artifact::ids::StageId;
-use artifact::stream::{Op, Program};
+use artifact::stream::Program;
 use artifact::verify::index::Kind;
 use std::collections::HashMap;
 
@@ -74,16 +75,15 @@ pub fn trace(program: &Program, costs: &Costs, updates: u64) -> Trace {
     Trace { events, path: path.into_iter().map(|s| Step { event: places[s.event], ..s }).collect() }
 }
 
-/// Two sides of a transfer, as (stage, kind): who sends and who receives.
-type Sides = [(u32, Kind); 2];
-
 /// The walk back through a run; every cause stands before its effect in the list.
 struct Walk<'a> {
-    program: &'a Program,
     costs: &'a Costs,
     all: &'a [Timed],
     /// By instruction: the one before it on its rank.
     before: Vec<Option<usize>>,
+    channels: Vec<Channel>,
+    /// By stage.
+    waits: Vec<Waits>,
     at: HashMap<(StageId, Kind, u64), usize>,
 }
 
@@ -96,7 +96,7 @@ impl<'a> Walk<'a> {
             before.push(last[event.rank.index()].replace(i));
             at.insert((event.stage, Kind::of(event.op), event.mb), i);
         }
-        Walk { program, costs, all, before, at }
+        Walk { costs, all, before, channels: channels(program), waits: Waits::of(program), at }
     }
 
     /// Compute instructions only, in the order of time.
@@ -127,43 +127,25 @@ impl<'a> Walk<'a> {
         if before.is_some_and(|b| self.all[b].end_ns == event.start_ns) {
             return (Wait::Rank, before);
         }
-        let (input, output, slots) = self.transfers(event);
-        if let Some((send, receive)) = input.and_then(|sides| self.sides(sides, event.mb)) {
+        let waits = self.waits[event.stage.index()].before(event.op);
+        let decides = |wait: &channel::Wait| {
+            let channel = self.channels[wait.channel];
+            let (send, receive) = self.sides(&channel, event.mb.checked_sub(wait.back)?)?;
             let (sent, posted) = (self.all[send].start_ns, self.all[receive].start_ns);
-            let latency_ns = if event.op == Op::U { self.costs.exchange_ns } else { self.costs.hop_ns };
-            if sent.max(posted).saturating_add(latency_ns) == event.start_ns {
-                return if sent >= posted { (Wait::Input, Some(send)) } else { (Wait::Post, Some(receive)) };
-            }
-        }
-        let holder = output.zip(event.mb.checked_sub(slots)).and_then(|(sides, mb)| self.sides(sides, mb));
-        let (send, receive) = holder.expect("a start has a cause: the rank, its input or its send slot");
-        let later = if self.all[send].start_ns > self.all[receive].start_ns { send } else { receive };
-        (Wait::Slot, Some(later))
-    }
-
-    /// The transfer that brings the instruction's input, the one that takes its output, and the slots of the latter.
-    fn transfers(&self, event: &Timed) -> (Option<Sides>, Option<Sides>, u64) {
-        let s = event.stage.0;
-        let rings = &self.program.rings[event.stage.index()];
-        let (before, after) = (self.program.border_before(s as usize), self.program.border_after(s as usize));
-        let (before, after) = (before.is_some(), after.is_some());
-        let forward = |from: u32| [(from, Kind::SendF), (from + 1, Kind::RecvF)];
-        let backward = |from: u32| [(from, Kind::SendB), (from - 1, Kind::RecvB)];
-        match Kind::of(event.op) {
-            Kind::F => (before.then(|| forward(s - 1)), after.then(|| forward(s)), rings.send_f.into()),
-            Kind::B | Kind::I => (after.then(|| backward(s + 1)), before.then(|| backward(s)), rings.send_b.into()),
-            Kind::U => {
-                let exchange = |from: u32, to: u32| [(from, Kind::SendG), (to, Kind::RecvG)];
-                let partner = self.program.partner(s as usize).map(|other| other as u32);
-                (partner.map(|other| exchange(other, s)), partner.map(|other| exchange(s, other)), 0)
-            }
-            _ => (None, None, 0),
-        }
+            let latency_ns = if wait.arrives { self.costs.latency_ns(channel.freight) } else { 0 };
+            let decided = sent.max(posted).saturating_add(latency_ns) == event.start_ns;
+            decided.then_some(match (wait.arrives, sent >= posted) {
+                (true, true) => (Wait::Input, Some(send)),
+                (true, false) => (Wait::Post, Some(receive)),
+                (false, _) => (Wait::Slot, Some(if sent > posted { send } else { receive })),
+            })
+        };
+        waits.iter().find_map(decides).expect("a start has a cause: the rank, an arrival or what has to be taken")
     }
 
     /// Where both sides of a micro-batch's transfer stand.
-    fn sides(&self, sides: Sides, mb: u64) -> Option<(usize, usize)> {
-        let [send, receive] = sides.map(|(stage, kind)| self.at.get(&(StageId(stage), kind, mb)).copied());
-        send.zip(receive)
+    fn sides(&self, channel: &Channel, mb: u64) -> Option<(usize, usize)> {
+        let at = |stage: usize, op| self.at.get(&(StageId(stage as u32), Kind::of(op), mb)).copied();
+        at(channel.from, channel.freight.send()).zip(at(channel.to, channel.freight.receive()))
     }
 }

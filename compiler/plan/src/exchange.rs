@@ -61,7 +61,7 @@ pub(crate) fn clipped(subject: &Subject, program: &Program) -> Option<Diagnostic
             .note(format!(
                 "stages {first} and {last} each hold a copy and have other gradients beside it, so each would scale the table's gradient by another norm"
             ))
-            .help("use `clip = per_tensor(…)`, whose norm is that of the table's own gradient at both ends"),
+            .help("use `clip = per_tensor(…)`, whose norm is that of the table's own gradient at both ends, or `clip = global(…)`, one norm for all"),
     )
 }
 

@@ -3,7 +3,7 @@
 //!
 //! # Where transfers go
 //!
-//! `SEND_F` follows its `F`, `SEND_B` its `B` (or `I`). A receive is posted as early as its slot is free: right after
+//! A send follows what makes it: `SEND_F` its `F`, `SEND_B` its `B` (or `I`). A receive is posted as early as its slot is free: right after
 //! the instruction that releases the slot's user before it, or at the stream's start. A receive ring has the slots that
 //! the order itself needs (each input from its first use to the end of its backward pass) and [`Shape::receive_extra`]
 //! more: with none, a transfer can begin only when its receiver is about to wait for it; with one (the default), it
@@ -16,7 +16,7 @@ use crate::Shape;
 use crate::line::{Item, Line, Needs, forward, input_gradient, weight_gradient};
 use crate::order::{self, ACTIONS_MAX, Act, fault};
 use crate::posts::{self, Source};
-use crate::{buffers, exchange, policy};
+use crate::{buffers, exchange, norm, policy};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::{Proved, Violation, prove};
@@ -87,12 +87,14 @@ pub(crate) fn assemble(mut lines: Vec<Line>, place: Place, shape: &Shape) -> Pro
         policy: shape.policy,
         copies,
         tied: shape.tied,
+        global_norm: shape.global_norm,
     };
     let needs = needs(&program, &lines);
     program.rings = (0..stages).map(|s| rings(&program, &needs, s, shape, &lines)).collect();
     program.streams = match lines.iter().all(|line| line.flush) {
         true => {
             exchange::place(&program, &mut lines);
+            norm::place(&program, &mut lines);
             flushes(&mut program, &lines)
         }
         false => lines.iter().enumerate().map(|(s, line)| unbounded(&program, line, s as u32)).collect(),
@@ -146,6 +148,7 @@ pub(crate) fn lines(schedule: &Schedule, shape: &Shape) -> Result<Vec<Line>, Dia
             Err(fault(schedule, "P0306", &schedule.span, "a run without end has one stage a rank")
                 .help("use `flush every accumulate`, or `place linear`"))
         }
+        Update::Local if shape.global_norm => Err(norm::unbounded(schedule)),
         Update::Local if shape.tied && shape.ranks > 1 => Err(exchange::unbounded(schedule, shape)),
         Update::Local => local(schedule, shape, budget),
     }
@@ -263,13 +266,27 @@ fn instr(op: Op, stage: u32, mb: u64) -> Instr {
     Instr { op, stage: StageId(stage), mb: mb as u32 }
 }
 
+/// The sends of what an instruction made.
+pub(crate) fn sends(program: &Program, item: &Item) -> impl Iterator<Item = Op> {
+    let stage = item.stage as usize;
+    let (before, after) = (program.border_before(stage).is_some(), program.border_after(stage).is_some());
+    // After the last stage the sum is the total.
+    let total = item.op == Op::T || item.op == Op::N && program.after(stage).is_none();
+    let sends = [
+        (forward(item.op) && after).then_some(Op::SendF),
+        (input_gradient(item.op) && before).then_some(Op::SendB),
+        (item.op == Op::N && after).then_some(Op::SendN),
+        (total && before).then_some(Op::SendT),
+        (item.op == Op::SendG).then_some(Op::SendG),
+    ];
+    sends.into_iter().flatten()
+}
+
 /// An instruction and the sends of what it made.
 fn with_sends(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
-    let (stage, mb) = (item.stage as usize, item.mb);
-    let to_next = (forward(item.op) && program.border_after(stage).is_some()).then_some(Op::SendF);
-    let to_before = (input_gradient(item.op) && program.border_before(stage).is_some()).then_some(Op::SendB);
-    let stage = item.stage;
-    std::iter::once(item.op).chain(to_next).chain(to_before).map(move |op| instr(op, stage, mb))
+    let Item { op, stage, mb } = *item;
+    let own = (!op.transfers()).then_some(op);
+    own.into_iter().chain(sends(program, item)).map(move |op| instr(op, stage, mb))
 }
 
 /// A rank's flush with the receives that [`posts`] placed.

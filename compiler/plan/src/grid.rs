@@ -117,6 +117,9 @@ impl Canvas {
             }
             return;
         }
+        if matches!(event.op, Op::N | Op::T) {
+            return;
+        }
         if to > COLUMNS_MAX as u64 * 16 {
             return;
         }

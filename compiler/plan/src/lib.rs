@@ -18,6 +18,7 @@ pub mod expr;
 pub mod facts;
 pub mod grid;
 mod line;
+mod norm;
 mod order;
 mod policy;
 mod posts;
@@ -50,13 +51,17 @@ pub struct Shape {
     pub policy: Policy,
     /// Whether the head multiplies by the token embedding's table.
     pub tied: bool,
+    /// Whether updates read the norm of all stages' gradients.
+    pub global_norm: bool,
 }
 
 impl Shape {
-    /// With one extra receive slot and one send slot, the weights as they are and no tied table; two stages a rank where the schedule
-    /// leaves it open.
+    /// With one extra receive slot and one send slot, the weights as they are, no tied table and no global norm; two
+    /// stages a rank where the schedule leaves it open.
     pub fn new(ranks: u32, accumulate: u32) -> Self {
-        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1, policy: Policy::Current, tied: false }
+        let policy = Policy::Current;
+        let (tied, global_norm) = (false, false);
+        Shape { ranks, chunks: 2, accumulate, receive_extra: 1, send_slots: 1, policy, tied, global_norm }
     }
 
     /// What `spec` says.
@@ -64,6 +69,13 @@ impl Shape {
         let chunks = spec.pipeline.chunks.value;
         let policy = policy(&spec.staleness.weights.value, spec.pipeline.recompute.value);
         let tied = spec.model.as_ref().is_some_and(|model| model.variant.tied);
-        Shape { chunks, policy, tied, ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value) }
+        let global_norm = spec.clip.as_ref().is_some_and(|clip| matches!(clip.value, dsl::spec::Clip::Global { .. }));
+        Shape {
+            chunks,
+            policy,
+            tied,
+            global_norm,
+            ..Shape::new(spec.machine.ranks.value, spec.pipeline.accumulate.value)
+        }
     }
 }

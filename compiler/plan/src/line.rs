@@ -6,7 +6,7 @@ use artifact::work;
 use dsl::schedule::Action;
 use std::collections::VecDeque;
 
-/// One compute instruction, or a send of what all of them made. `mb` is the update for `U` and `SEND_G`.
+/// One compute instruction, or a send of what all of them made. `mb` is the update for what is performed once an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Item {
     pub op: Op,

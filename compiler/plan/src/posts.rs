@@ -8,7 +8,9 @@
 //! is the receiver's. With several, a receive may have to be posted before one that is needed sooner: then its ring
 //! gets as many more slots as let it be posted in time.
 
+use crate::expand;
 use crate::line::{Item, Line, forward, input_gradient, weight_gradient};
+use artifact::channel::{Channel, channels, side};
 use artifact::ids::StageId;
 use artifact::stream::{Instr, Op, Program, RingSizes};
 use artifact::work;
@@ -63,12 +65,13 @@ fn sent(program: &Program, lines: &[Line]) -> Vec<Vec<Source>> {
         list.dedup();
     }
     let mut sources: Vec<Vec<Source>> = senders.iter().map(|list| vec![Source::default(); list.len()]).collect();
+    let channels = channels(program);
     for (sender, line) in lines.iter().enumerate() {
         // By stage: where the rank's receivers keep what it sends.
         let at = |receiver: usize| senders[receiver].binary_search(&sender).expect("a border lies between them");
         work::visit(line.period.len());
         for item in &line.period {
-            for receive in messages(program, item) {
+            for receive in messages(program, &channels, item) {
                 let receiver = program.rank_of_stage[receive.stage.index()].index();
                 sources[receiver][at(receiver)].receives.push(receive);
             }
@@ -78,17 +81,11 @@ fn sent(program: &Program, lines: &[Line]) -> Vec<Vec<Source>> {
 }
 
 /// The receives of what an instruction's stage sends when it has run.
-fn messages(program: &Program, item: &Item) -> impl Iterator<Item = Instr> {
-    let s = item.stage as usize;
-    let to_next = (forward(item.op) && program.border_after(s).is_some()).then_some((Op::RecvF, item.stage + 1));
-    let to_before =
-        (input_gradient(item.op) && program.border_before(s).is_some()).then(|| (Op::RecvB, item.stage - 1));
-    let to_partner = program.partner(s).filter(|_| item.op == Op::SendG).map(|other| (Op::RecvG, other as u32));
-    let mb = item.mb as u32;
-    to_next.into_iter().chain(to_before).chain(to_partner).map(move |(op, stage)| Instr {
-        op,
-        stage: StageId(stage),
-        mb,
+fn messages<'a>(program: &'a Program, channels: &'a [Channel], item: &'a Item) -> impl Iterator<Item = Instr> + 'a {
+    expand::sends(program, item).filter_map(|op| {
+        let (channel, _) = side(program, op, item.stage as usize)?;
+        let Channel { to, freight, .. } = channels[channel];
+        Some(Instr { op: freight.receive(), stage: StageId(to as u32), mb: item.mb as u32 })
     })
 }
 
@@ -98,7 +95,8 @@ struct Places {
     forward: Vec<u32>,
     backward: Vec<u32>,
     release: Vec<u32>,
-    /// By update.
+    norm: Vec<u32>,
+    total: Vec<u32>,
     update: Vec<u32>,
 }
 
@@ -106,8 +104,15 @@ impl Places {
     fn new(stages: usize, lines: &[Line]) -> Self {
         let microbatches = lines.iter().map(|line| line.microbatches as usize).max().unwrap_or(0);
         let empty = || vec![0; stages * microbatches];
-        let mut places =
-            Places { microbatches, forward: empty(), backward: empty(), release: empty(), update: empty() };
+        let mut places = Places {
+            microbatches,
+            forward: empty(),
+            backward: empty(),
+            release: empty(),
+            norm: empty(),
+            total: empty(),
+            update: empty(),
+        };
         for line in lines {
             work::visit(line.period.len());
             for (position, item) in (1..).zip(&line.period) {
@@ -116,6 +121,8 @@ impl Places {
                     (forward(item.op), &mut places.forward),
                     (input_gradient(item.op), &mut places.backward),
                     (weight_gradient(item.op), &mut places.release),
+                    (item.op == Op::N, &mut places.norm),
+                    (item.op == Op::T, &mut places.total),
                     (item.op == Op::U, &mut places.update),
                 ] {
                     if of {
@@ -135,16 +142,20 @@ impl Places {
     fn latest(&self, receive: &Instr) -> u32 {
         let uses = match receive.op {
             Op::RecvF => &self.forward,
+            // The first end's N needs it, if there is one.
+            Op::RecvG if self.at(&self.norm, receive.stage, receive.mb) > 0 => &self.norm,
             Op::RecvG => &self.update,
+            Op::RecvN => &self.norm,
+            Op::RecvT => &self.total,
             _ => &self.backward,
         };
         self.at(uses, receive.stage, receive.mb) - 1
     }
 
-    /// The first position at which its slot is free, in a ring of so many. The one buffer of a tied table's gradient is free from a
+    /// The first position at which its slot is free, in a ring of so many. What comes once an update has one buffer, free from a
     /// flush's start on: its one update is the flush's last.
     fn free(&self, receive: &Instr, slots: u32) -> u32 {
-        if receive.op == Op::RecvG {
+        if receive.op.by_update() {
             return 0;
         }
         receive.mb.checked_sub(slots).map_or(0, |mb| self.at(&self.release, receive.stage, mb))
@@ -165,7 +176,7 @@ fn positions(program: &mut Program, places: &Places, receives: &[Instr]) -> Vec<
         work::visit(1);
         let receive = &receives[at];
         let ring =
-            if receive.op == Op::RecvG { 1 } else { *slots(&mut program.rings[receive.stage.index()], receive.op) };
+            if receive.op.by_update() { 1 } else { *slots(&mut program.rings[receive.stage.index()], receive.op) };
         let free = places.free(receive, ring);
         if free > held.0 {
             held = (free, at);

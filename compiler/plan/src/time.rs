@@ -4,15 +4,16 @@
 //!
 //! A rank performs its instructions one after another; `F`, `B`, `I`, `W` and `U` take their stage's costs, the others
 //! no time. A transfer is made when both its sides are there; its content arrives one hop later, and the send slot is
-//! free from then on. The exchange of a tied table's gradients is such a transfer too, with a latency of its own: `U` starts when both sums
-//! are there and its own was taken. So a receive that is posted in time costs the latency of one hop, as in the formulas of the
+//! free from then on. What is exchanged once an update is a transfer too: norms take a hop,
+//! a tied table's gradient has a latency of its own. `N` and `T` take no time. So a receive that is posted in time costs the latency of one hop, as in the formulas of the
 //! field.
 //!
 //! Times are integers in nanoseconds.
 
+use artifact::channel::{Channel, Freight, Wait, Waits, channels, side};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Op, Program};
-use artifact::verify::execute::{Event, Execution, Extent, Ports, cycle, port, side};
+use artifact::verify::execute::{Event, Execution, Extent, cycle};
 use artifact::verify::index::Places;
 
 /// What one stage's instructions take.
@@ -84,8 +85,16 @@ impl Costs {
             Op::I => costs.i_ns,
             Op::W(_) => costs.w_ns,
             Op::U => costs.u_ns,
+            // Squares are counted with the update, as its elementwise steps are.
+            Op::N | Op::T => 0,
             Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => 0,
+            Op::SendN | Op::RecvN | Op::SendT | Op::RecvT => 0,
         }
+    }
+
+    /// Latency of what a channel carries; norms take a hop.
+    pub fn latency_ns(&self, freight: Freight) -> u64 {
+        if freight == Freight::Table { self.exchange_ns } else { self.hop_ns }
     }
 }
 
@@ -157,7 +166,9 @@ pub(crate) struct Clock<'a> {
     pub free_ns: Vec<u64>,
     /// By channel.
     links: Vec<Link>,
-    ports: Vec<[Ports; 3]>,
+    channels: Vec<Channel>,
+    /// By stage.
+    waits: Vec<Waits>,
     program: &'a Program,
     /// The first micro-batch and the first update that anything is asked of.
     first: (u64, u64),
@@ -165,13 +176,14 @@ pub(crate) struct Clock<'a> {
 
 impl<'a> Clock<'a> {
     pub fn new(program: &'a Program, costs: &'a Costs, first: (u64, u64)) -> Self {
-        // The last two are for a tied table.
-        let links = vec![Link::default(); 2 * program.rank_of_stage.len()];
-        Clock { costs, free_ns: vec![0; program.streams.len()], links, ports: Ports::of(program), program, first }
+        let channels = channels(program);
+        let links = vec![Link::default(); channels.len()];
+        let waits = Waits::of(program);
+        Clock { costs, free_ns: vec![0; program.streams.len()], links, channels, waits, program, first }
     }
 
     fn exchanges(&self, channel: usize) -> bool {
-        channel + 2 >= self.links.len()
+        self.channels[channel].freight.by_update()
     }
 
     fn place(&self, channel: usize, number: u64) -> usize {
@@ -192,10 +204,12 @@ impl<'a> Clock<'a> {
         if let Some((channel, sends)) = side(self.program, event.op, s) {
             return self.there(channel, !sends, self.place(channel, event.mb), free);
         }
-        let [input, output] = self.waits(event);
-        let latency_ns = if event.op == Op::U { self.costs.exchange_ns } else { self.costs.hop_ns };
-        let arrived = input.map_or(0, |transfer| self.made_ns(transfer).saturating_add(latency_ns));
-        let ready = output.map_or(0, |transfer| self.made_ns(transfer)).max(arrived);
+        let there = |wait: &Wait| {
+            let mb = event.mb.checked_sub(wait.back)?;
+            let latency_ns = self.costs.latency_ns(self.channels[wait.channel].freight);
+            Some(self.made_ns((wait.channel, mb)).saturating_add(if wait.arrives { latency_ns } else { 0 }))
+        };
+        let ready = self.waits[s].before(event.op).iter().filter_map(there).max().unwrap_or(0);
         let start = free.max(ready);
         let end = start.saturating_add(self.costs.of(event.op, event.stage));
         self.free_ns[rank] = end;
@@ -209,12 +223,11 @@ impl<'a> Clock<'a> {
         (ns, ns)
     }
 
-    /// The transfers that the event waits for, by channel and micro-batch (update): of its input, and of what held its send slot.
-    fn waits(&self, event: &Event) -> [Option<(usize, u64)>; 2] {
-        let Some(port) = port(event.op) else { return [None; 2] };
-        let ports = &self.ports[event.stage.index()][port];
-        let holder = || event.mb.checked_sub(ports.slots);
-        [ports.input.map(|c| (c, event.mb)), ports.output.and_then(|c| Some((c, holder()?)))]
+    /// The transfers that the event waits for, by channel and micro-batch (update).
+    fn waits(&self, event: &Event) -> impl Iterator<Item = (usize, u64)> {
+        let waits = self.waits[event.stage.index()].before(event.op);
+        let mb = event.mb;
+        waits.iter().filter_map(move |wait| Some((wait.channel, mb.checked_sub(wait.back)?)))
     }
 
     fn made_ns(&self, (channel, mb): (usize, u64)) -> u64 {
@@ -224,8 +237,7 @@ impl<'a> Clock<'a> {
 
     /// The sides of transfers that the event waits for and that were there before the first event.
     pub fn carried(&self, event: &Event) -> impl Iterator<Item = Side> {
-        let sides = self.waits(event).into_iter().flatten();
-        let sides = sides.flat_map(|(channel, mb)| [false, true].map(|posts| Side { channel, posts, mb }));
+        let sides = self.waits(event).flat_map(|(channel, mb)| [false, true].map(|posts| Side { channel, posts, mb }));
         sides.filter(|side| self.side_ns(*side).is_none())
     }
 

@@ -58,8 +58,9 @@ fn any(random: &mut Random) -> (Program, Costs, u64) {
         let schedule = &schedules[random.below(schedules.len() as u64) as usize];
         let (ranks, accumulate) = (1 + random.below(5) as u32, 1 + random.below(6) as u32);
         let (receive_extra, send_slots) = (random.below(3) as u32, 1 + random.below(2) as u32);
-        let tied = schedule.update == Update::Flush && random.one_in(3);
-        let shape = Shape { receive_extra, send_slots, tied, ..Shape::new(ranks, accumulate) };
+        let flush = schedule.update == Update::Flush;
+        let (tied, global_norm) = (flush && random.one_in(3), flush && random.one_in(3));
+        let shape = Shape { receive_extra, send_slots, tied, global_norm, ..Shape::new(ranks, accumulate) };
         let Ok(program) = plan::expand(schedule, shape) else { continue };
         let mut cost = || random.below(20);
         let stages = (0..program.rank_of_stage.len())
@@ -88,7 +89,9 @@ fn paths_decide_the_run() {
         let mut now = 0;
         for step in &found.path {
             let event = &found.events[step.event];
-            let latency_ns = if Kind::of(event.op) == Kind::U { costs.exchange_ns } else { costs.hop_ns };
+            // N of the first stage has no stage before: it waits for a tied table.
+            let table = Kind::of(event.op) == Kind::U || Kind::of(event.op) == Kind::N && event.stage.index() == 0;
+            let latency_ns = if table { costs.exchange_ns } else { costs.hop_ns };
             now += if step.wait.hop() { latency_ns } else { 0 };
             assert_eq!(event.start_ns, now, "{}", words(&found));
             now = event.end_ns;

@@ -3,7 +3,8 @@
 //!
 //! It is slow and knows no formula: every figure is counted while a run goes on.
 
-use crate::ring::{Ring, Slot};
+use crate::norms::{Norms, Way};
+use crate::ring::{Ring, Slot, waits};
 use artifact::stream::{Op, Policy, Program, RingSizes};
 use std::collections::{BTreeMap, HashSet, VecDeque};
 
@@ -129,6 +130,8 @@ enum Direction {
     Backward,
     /// Between the ends of a tied table.
     Across,
+    /// Sums of squares.
+    Norm(Way),
 }
 
 /// Stage that sends, direction, micro-batch (update, of a tied table).
@@ -146,6 +149,7 @@ struct World<'a> {
     stages: Vec<Stage>,
     /// By sending and receiving rank.
     wires: BTreeMap<(usize, usize), Wire>,
+    norms: Norms,
     /// Contents on their way: when they arrive.
     moving: Vec<(u64, Message)>,
     now: u64,
@@ -156,7 +160,9 @@ type Checked = Result<(), String>;
 impl World<'_> {
     fn new(program: &Program, microbatches: usize) -> World<'_> {
         let stages = program.rings.iter().map(|rings| Stage::new(rings, microbatches)).collect();
-        World { program, stages, wires: BTreeMap::new(), moving: Vec::new(), now: 0 }
+        let homes: Vec<usize> = program.rank_of_stage.iter().map(|rank| rank.index()).collect();
+        let norms = Norms::new(&homes);
+        World { program, stages, norms, wires: BTreeMap::new(), moving: Vec::new(), now: 0 }
     }
 
     /// Whether it is the first stage of a copy of the model, and whether the last.
@@ -196,8 +202,41 @@ impl World<'_> {
         if self.across(s).is_some() || first == last { Ok(()) } else { Err("between two updates of a table".into()) }
     }
 
-    /// An update of a tied table: its own sum is taken, the other one there.
     fn begin_update(&mut self, s: usize, u: u64) -> Result<bool, String> {
+        if self.program.global_norm && self.program.copies == 1 {
+            self.norms.known(s, u)?;
+            if self.norms.sending(s) {
+                return Ok(false);
+            }
+        }
+        self.both_sums(s, u)
+    }
+
+    /// The squares of a stage's gradients are added: all are made, and the sum of the stages before is there.
+    fn begin_norm(&mut self, s: usize, u: u64) -> Result<bool, String> {
+        if !self.program.global_norm || self.program.copies > 1 {
+            return Err("nothing needs a norm".into());
+        }
+        self.made(s, u)?;
+        let here = s == 0 && self.across(s).is_none();
+        if let Some([_, last]) = self.table().filter(|_| here) {
+            self.made(last, u)?;
+        }
+        let versions: Vec<u64> = self.stages.iter().map(|stage| stage.version).collect();
+        Ok(self.norms.begin(s, u, &versions)? && (s > 0 || self.both_sums(s, u)?))
+    }
+
+    /// All gradients of an update are made, and no other.
+    fn made(&self, s: usize, u: u64) -> Checked {
+        let (k, gradients) = (u64::from(self.program.accumulate), &self.stages[s].gradients);
+        if gradients.len() as u64 != k || gradients.iter().any(|m| m / k != u) {
+            return Err(format!("{gradients:?} is used for update {u}"));
+        }
+        Ok(())
+    }
+
+    /// Of a tied table: its own sum is taken, the other one there.
+    fn both_sums(&mut self, s: usize, u: u64) -> Result<bool, String> {
         if self.across(s).is_none() {
             return Ok(true);
         }
@@ -216,6 +255,8 @@ impl World<'_> {
             Op::B(_) | Op::I => self.begin_backward(s, mb),
             Op::W(_) if self.stages[s].crossed[mb as usize].is_none() => Err(format!("W {mb} before I")),
             Op::U => self.begin_update(s, mb),
+            Op::N => self.begin_norm(s, mb),
+            Op::T => self.norms.total(s, mb),
             _ => Ok(true),
         }
     }
@@ -318,12 +359,8 @@ impl World<'_> {
                 Ok(())
             }
             Op::SendG => {
-                let k = u64::from(self.program.accumulate);
                 let partner = self.across(s).ok_or("there is no other end")?;
-                let gradients = &self.stages[s].gradients;
-                if gradients.len() as u64 != k || gradients.iter().any(|m| m / k != mb) {
-                    return Err(format!("{gradients:?} is sent for update {mb}"));
-                }
+                self.made(s, mb)?;
                 self.stages[s].table.ready(mb, "SEND_G")?;
                 self.wire(s, partner).offers.push_back((s, Direction::Across, mb));
                 Ok(())
@@ -334,7 +371,35 @@ impl World<'_> {
                 self.wire(partner, s).posts.push_back((partner, Direction::Across, mb));
                 Ok(())
             }
+            Op::N => {
+                self.norms.add(s, mb);
+                Ok(())
+            }
+            Op::T => {
+                self.norms.find(s, mb);
+                Ok(())
+            }
+            Op::SendN => self.offer_norm(s, s + 1, Way::Up, mb),
+            Op::SendT => self.offer_norm(s, s - 1, Way::Down, mb),
+            Op::RecvN => self.post_norm(s - 1, s, Way::Up, mb),
+            Op::RecvT => self.post_norm(s + 1, s, Way::Down, mb),
         }
+    }
+
+    fn offer_norm(&mut self, s: usize, to: usize, way: Way, u: u64) -> Checked {
+        if self.stages[s].version != u {
+            return Err(format!("{way:?} {u} is sent after the update"));
+        }
+        self.norms.offer(s, way, u)?;
+        self.wire(s, to).offers.push_back((s, Direction::Norm(way), u));
+        Ok(())
+    }
+
+    fn post_norm(&mut self, from: usize, s: usize, way: Way, u: u64) -> Checked {
+        let versions: Vec<u64> = self.stages.iter().map(|stage| stage.version).collect();
+        self.norms.post(s, way, u, &versions)?;
+        self.wire(from, s).posts.push_back((from, Direction::Norm(way), u));
+        Ok(())
     }
 
     fn weight(&mut self, s: usize, mb: u64, first: bool, last: bool) -> Checked {
@@ -406,6 +471,7 @@ impl World<'_> {
                 Direction::Forward => self.stages[s].send_f.release(mb, "send_f")?,
                 Direction::Backward => self.stages[s].send_b.release(mb, "send_b")?,
                 Direction::Across => self.stages[s].table.release(mb, "the accumulator")?,
+                Direction::Norm(way) => self.norms.taken(s, way),
             }
             self.moving.push((self.now + hop(direction == Direction::Across), *message));
         }
@@ -428,17 +494,12 @@ impl World<'_> {
                     let partner = self.across(*s).ok_or("there is no other end")?;
                     self.stages[partner].recv_g.ready(*mb, "arrival")?;
                 }
+                Direction::Norm(Way::Up) => self.norms.arrive(s + 1, Way::Up, *mb)?,
+                Direction::Norm(Way::Down) => self.norms.arrive(s - 1, Way::Down, *mb)?,
             }
         }
         Ok(!arrived.is_empty())
     }
-}
-
-fn waits(slot: Slot, mb: u64, in_place: bool) -> Result<bool, String> {
-    if slot == Slot::Claimed(mb) && !in_place {
-        return Ok(false);
-    }
-    Err(format!("waits for {mb}, which nothing will bring: {slot:?}"))
 }
 
 /// A rank on its way through its list.
@@ -464,7 +525,7 @@ impl Worker {
                 if !world.begin(op, s, mb).map_err(at)? {
                     return Ok(false);
                 }
-                let transfer = matches!(op, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG);
+                let transfer = !matches!(op, Op::F | Op::B(_) | Op::I | Op::W(_) | Op::N | Op::T | Op::U);
                 let takes = if transfer { 0 } else { (durations.compute)(op, s) };
                 self.until = Some(now + takes);
                 self.busy += takes;
@@ -557,6 +618,9 @@ fn finished(world: World, workers: &[Worker], updates: u64) -> Result<Observed, 
         && world.stages[first].versions != world.stages[last].versions
     {
         return Err("a micro-batch met two versions of a tied table".into());
+    }
+    if !world.norms.ended() {
+        return Err("a norm is left at the end".into());
     }
     for stage in world.stages {
         let rings =

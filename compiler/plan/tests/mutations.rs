@@ -113,7 +113,7 @@ const FACTS: [(&str, Fault); 18] = [
     ("a bound that is missed is passed over", |case, _| case.missed.pop().is_some_and(|code| code != "P0313")),
 ];
 
-const PLANS: [(&str, Fault); 17] = [
+const PLANS: [(&str, Fault); 23] = [
     ("the stash is one short", |case, random| short(case, random, |r| &mut r.stash)),
     ("the ring of inputs is one short", |case, random| short(case, random, |r| &mut r.recv_f)),
     ("the ring of output gradients is one short", |case, random| short(case, random, |r| &mut r.recv_b)),
@@ -141,6 +141,16 @@ const PLANS: [(&str, Fault); 17] = [
     ("one end's gradient is not sent", |case, random| removed(case, random, |op| op == Op::SendG)),
     ("one end's gradient is not received", |case, random| removed(case, random, |op| op == Op::RecvG)),
     ("ends on one rank are updated one late", |case, _| late_end(case)),
+    ("squares are added before the last weight gradient", |case, random| {
+        moved(case, random, |op| op == Op::N, |op| matches!(op, Op::B(_) | Op::W(_)))
+    }),
+    ("an update comes before the total", |case, random| moved(case, random, |op| op == Op::U, |op| op == Op::T)),
+    ("a total is sent before it is there", |case, random| moved(case, random, |op| op == Op::SendT, |op| op == Op::T)),
+    ("a sum is sent before the stage has added", |case, random| {
+        moved(case, random, |op| op == Op::SendN, |op| op == Op::N)
+    }),
+    ("a stage's squares are left out", |case, random| removed(case, random, |op| op == Op::N)),
+    ("a total is not sent on", |case, random| removed(case, random, |op| op == Op::SendT)),
 ];
 
 const ORDERS: [(&str, Fault); 5] = [

@@ -70,6 +70,7 @@ fn random_streams(random: &mut Random) -> Program {
         policy: Policy::Current,
         copies: 1,
         tied: false,
+        global_norm: false,
     }
 }
 
@@ -118,7 +119,7 @@ fn good_programs() -> Vec<Program> {
         let schedule = dsl::library::schedule(name).unwrap();
         programs.push(plan::expand(&schedule, Shape::new(ranks, accumulate)).unwrap());
     }
-    // Ends of a tied table on ranks that are neighbours, or not, or on one.
+    // Sums of squares that are exchanged, or stay in place; ends of a tied table on ranks that are neighbours, or not, or on one.
     for (name, ranks, accumulate) in [
         ("one_f_one_b", 2, 2),
         ("one_f_one_b", 3, 2),
@@ -128,8 +129,10 @@ fn good_programs() -> Vec<Program> {
         ("zb_v", 2, 3),
     ] {
         let schedule = dsl::library::schedule(name).unwrap();
-        let shape = Shape { tied: true, ..Shape::new(ranks, accumulate) };
-        programs.push(plan::expand(&schedule, shape).unwrap());
+        for (tied, global_norm) in [(true, false), (false, true), (true, true)] {
+            let shape = Shape { tied, global_norm, ..Shape::new(ranks, accumulate) };
+            programs.push(plan::expand(&schedule, shape).unwrap());
+        }
     }
     programs
 }
@@ -243,7 +246,8 @@ fn arbitrary_programs_get_an_answer() {
             let a = Accumulation { first: random.below(2) == 0, last: random.below(2) == 0 };
             let computes = [Op::F, Op::B(a), Op::I, Op::W(a), Op::U];
             let transfers = [Op::SendF, Op::RecvF, Op::SendB, Op::RecvB, Op::SendG, Op::RecvG];
-            let ops = [&computes[..], &transfers].concat();
+            let norms = [Op::N, Op::SendN, Op::RecvN, Op::T, Op::SendT, Op::RecvT];
+            let ops = [&computes[..], &transfers, &norms].concat();
             Instr {
                 op: ops[random.below(ops.len() as u64) as usize],
                 stage: StageId(wild(random) % 5),
@@ -263,8 +267,9 @@ fn arbitrary_programs_get_an_answer() {
         let rings =
             (0..random.below(4)).map(|_| RingSizes { stash: wild(&mut random), ..Default::default() }).collect();
         let (accumulate, copies) = (wild(&mut random), wild(&mut random));
-        let tied = random.one_in(2);
-        let _ = verify(&Program { streams, rank_of_stage, rings, accumulate, policy: Policy::Stash, copies, tied });
+        let (tied, global_norm, policy) = (random.one_in(2), random.one_in(2), Policy::Stash);
+        let program = Program { streams, rank_of_stage, rings, accumulate, policy, copies, tied, global_norm };
+        let _ = verify(&program);
     }
     // One wild number in a sound program.
     for good in good_programs() {

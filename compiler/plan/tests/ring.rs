@@ -56,3 +56,11 @@ impl Ring {
         Ok(())
     }
 }
+
+/// What is not there: false while it may come.
+pub fn waits(slot: Slot, mb: u64, in_place: bool) -> Result<bool, String> {
+    if slot == Slot::Claimed(mb) && !in_place {
+        return Ok(false);
+    }
+    Err(format!("waits for {mb}, which nothing will bring: {slot:?}"))
+}

@@ -10,6 +10,7 @@ mod grids;
 mod interpreter;
 mod make;
 mod mutations;
+mod norms;
 mod orders;
 mod pages;
 mod properties;

@@ -38,9 +38,10 @@ pub enum Outcome {
 /// Slots beyond what a spec asks for, now and then.
 fn shape(spec: &Spec, random: &mut Random) -> Shape {
     let shape = Shape::of(spec);
-    // A tied table needs a flush.
-    let may = spec.schedule.update == Update::Flush || shape.ranks == 1;
-    let shape = Shape { tied: may && random.one_in(3), ..shape };
+    // A tied table and a global norm need a flush.
+    let flush = spec.schedule.update == Update::Flush;
+    let (tied, global_norm) = ((flush || shape.ranks == 1) && random.one_in(3), flush && random.one_in(3));
+    let shape = Shape { tied, global_norm, ..shape };
     if random.below(4) > 0 {
         return shape;
     }

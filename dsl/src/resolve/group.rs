@@ -2,9 +2,10 @@
 
 use super::optimizer::rule;
 use super::section::assigned;
-use super::{Context, not_yet, twice};
+use super::{Context, twice};
 use crate::ast::{Argument, Body, Entry, Name, Value, ValueKind};
 use crate::diag::Diagnostic;
+use crate::schedule::{Schedule, Update};
 use crate::spec::{At, Clip, Group, LearningRate, MuonScale, Optimizer, ParamKind, Selector};
 use crate::suggest::{either, nearest};
 
@@ -28,8 +29,23 @@ pub(super) fn split(value: &Value) -> Parts<'_> {
     Parts { own, groups: of("group").collect(), clip: of("clip").collect() }
 }
 
-/// Bounds of norms that are built.
-const CLIPS: [&str; 2] = ["per_tensor", "per_stage"];
+/// What a norm is taken over.
+const CLIPS: [&str; 3] = ["per_tensor", "per_stage", "global"];
+
+/// `clip = global` under a schedule without a flush.
+pub(super) fn clip_fits(cx: &mut Context, clip: Option<&At<Clip>>, schedule: &Schedule) {
+    let Some(clip) = clip.filter(|clip| matches!(clip.value, Clip::Global { .. })) else { return };
+    // A search finds a flush.
+    if schedule.update == Update::Flush || schedule.order.is_empty() {
+        return;
+    }
+    let message = format!("`clip = global` needs a flush, and `{}` has none", schedule.name);
+    cx.report(
+        Diagnostic::error("P0227", clip.span.clone(), message)
+            .note("the norm of all stages' gradients is known when the last stage has made its own: every rank would wait for it")
+            .help("use `clip = per_stage(…)` or `per_tensor(…)`, or a schedule with `flush every accumulate`"),
+    );
+}
 
 /// `clip = per_tensor(1.0)`
 pub(super) fn clip(cx: &mut Context, entries: &[&Entry]) -> Option<Option<At<Clip>>> {
@@ -40,17 +56,12 @@ pub(super) fn clip(cx: &mut Context, entries: &[&Entry]) -> Option<Option<At<Cli
         ValueKind::Call(name, arguments) => (name, arguments),
         ValueKind::Invalid => return None,
         other => {
-            let message = format!("`clip` is `per_tensor(…)` or `per_stage(…)`, not {}", other.describe());
+            let message = format!("`clip` is `per_tensor(…)`, `per_stage(…)` or `global(…)`, not {}", other.describe());
             let found = Diagnostic::error("P0207", value.span.clone(), message);
             cx.report(found.help("say what the norm is taken over, e.g. `clip = per_stage(1.0)`"));
             return None;
         }
     };
-    if name.text == "global" {
-        let what = "`clip = global(…)`, one norm over all stages, which every rank would have to wait for,";
-        not_yet(cx, &name.span, what, "use `per_stage(…)` or `per_tensor(…)`: their norms need no other rank");
-        return None;
-    }
     if !CLIPS.contains(&name.text.as_str()) {
         let message = format!("`clip` can't be `{}`", name.text);
         let meant = nearest(&name.text, CLIPS).map(|meant| format!("did you mean `{meant}`?"));
@@ -65,7 +76,11 @@ pub(super) fn clip(cx: &mut Context, entries: &[&Entry]) -> Option<Option<At<Cli
         return None;
     };
     let max = cx.real(max, &name.text, "above 0, up to 1e9", |x| x > 0.0 && x <= 1e9)?.value;
-    let bound = if name.text == "per_stage" { Clip::PerStage { max } } else { Clip::PerTensor { max } };
+    let bound = match name.text.as_str() {
+        "per_stage" => Clip::PerStage { max },
+        "global" => Clip::Global { max },
+        _ => Clip::PerTensor { max },
+    };
     Some(Some(At { value: bound, span: value.span.clone() }))
 }
 

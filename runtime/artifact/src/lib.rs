@@ -3,6 +3,7 @@
 
 pub mod bf16;
 pub mod bundle;
+pub mod channel;
 pub mod cpu;
 pub mod ids;
 mod launches;

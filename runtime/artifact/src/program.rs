@@ -91,12 +91,21 @@ pub struct Bodies {
     pub w: [Vec<Call>; 4],
     /// What no weight-gradient kernel could take in.
     pub u: Vec<Call>,
+    /// What a global norm sums up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub n: Vec<Call>,
 }
 
 impl Bodies {
     /// Every kernel call.
     pub fn calls(&self) -> impl Iterator<Item = &Call> {
-        self.f.iter().chain(self.b.iter().flatten()).chain(&self.i).chain(self.w.iter().flatten()).chain(&self.u)
+        self.f
+            .iter()
+            .chain(self.b.iter().flatten())
+            .chain(&self.i)
+            .chain(self.w.iter().flatten())
+            .chain(&self.u)
+            .chain(&self.n)
     }
 }
 
@@ -157,6 +166,13 @@ pub struct StageIo {
     pub send_f: Option<Place>,
     pub recv_b: Option<Place>,
     pub send_b: Option<Place>,
+    /// f64, of a global norm: the sum of the squares of this stage's gradients and of those before, received, added to and sent here. That of
+    /// the stage before where it hands over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub norm: Option<Place>,
+    /// f64: the sum of all stages. On the last stage that is `norm`; that of the next stage where this one hands over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<Place>,
     /// For each group two vectors of [`HYPER_LEN`] f32: for parameters with decay, then without. Written before the first kernel that updates.
     pub hyper: Place,
     /// u64 in ring `weights`: the version that lies in the slot, written by U.

@@ -5,11 +5,11 @@
 //! A rank runs `prologue` once, then `period` as often as the run needs. Every repetition handles
 //! `microbatches` more micro-batches and makes `updates` more optimizer updates. An instruction names its
 //! micro-batch relative to the repetition: in repetition `n` (the prologue counts as repetition 0)
-//! `mb` stands for the absolute micro-batch `mb + n * microbatches`, and for `U`, `SEND_G` and `RECV_G` the absolute update is
-//! `mb + n * updates`.
+//! `mb` stands for the absolute micro-batch `mb + n * microbatches`, and for what is performed once an update ([`Op::by_update`]) the
+//! absolute update is `mb + n * updates`.
 //!
 //! A *segment* is what runs between two drains: micro-batches `0..M`, `M = segment updates * K`. An instruction whose
-//! absolute micro-batch is `>= M` (for `U`, `SEND_G` and `RECV_G`, whose absolute update is `>=` the segment's updates) is skipped: this one rule makes the epilogue (the last repetitions, with the forward
+//! absolute micro-batch is `>= M` (or whose absolute update is `>=` the segment's updates) is skipped: this one rule makes the epilogue (the last repetitions, with the forward
 //! passes that have nothing left to do skipped), so the epilogue is derived and not stored, and one text is proved for a run
 //! of any length.
 //!
@@ -72,6 +72,16 @@
 //! adds the two. Both copies then make the same update from the same sum, so they stay equal bit for bit. Ends on one rank
 //! share the table: one U makes its update, and between the `U`s of both ends comes nothing but other `U`s.
 //!
+//! # The norm of all gradients
+//!
+//! In a program with a *global norm* an update scales its gradients by a factor of the norm of all stages' gradients. The sum of their
+//! squares goes up the stages and comes back: `N` adds the squares of its stage's gradients, parameter by parameter, to the sum that
+//! the stage before has sent (`SEND_N`, `RECV_N`); after the last stage's `N` it is the total, which goes down again (`SEND_T`,
+//! `RECV_T`). `T` is where it has come, on every stage but the last; it computes nothing. So the total is one sum in the order of the model's
+//! parameters, on any number of stages the same to the bit. `U` comes after all of these and reads it; as sums are sent from where they are, it also waits
+//! until they were taken. A tied table's gradient counts once, on its first end, whose `N` adds both ends' gradients as `U` does elsewhere.
+//! Between stages that hand over the sum stays in place.
+//!
 //! # Copies
 //!
 //! A program may hold several copies of the model's stages, each a pipeline of its own with its share of the micro-batches: of
@@ -108,17 +118,36 @@ pub enum Op {
     SendG,
     /// Post a receive for the gradient of the tied table's other end; `mb` is the update's index.
     RecvG,
+    /// Add the squares of the stage's gradients to the sum of the stages before; `mb` is the update's index, as of the next five.
+    N,
+    /// Offer the sum to the next stage.
+    SendN,
+    /// Post a receive for the sum of the stages before.
+    RecvN,
+    /// The sum of all stages is there.
+    T,
+    /// Offer it to the stage before.
+    SendT,
+    /// Post a receive for it.
+    RecvT,
 }
 
 impl Op {
     /// Whether it is performed once an update, and `mb` is the update's index.
     pub fn by_update(self) -> bool {
-        matches!(self, Op::U | Op::SendG | Op::RecvG)
+        match self {
+            Op::F | Op::B(_) | Op::I | Op::W(_) | Op::SendF | Op::RecvF | Op::SendB | Op::RecvB => false,
+            Op::U | Op::SendG | Op::RecvG | Op::N | Op::SendN | Op::RecvN | Op::T | Op::SendT | Op::RecvT => true,
+        }
     }
 
     /// Whether it is one side of a transfer.
     pub fn transfers(self) -> bool {
-        matches!(self, Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG)
+        match self {
+            Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U | Op::N | Op::T => false,
+            Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => true,
+            Op::SendN | Op::RecvN | Op::SendT | Op::RecvT => true,
+        }
     }
 }
 
@@ -214,6 +243,9 @@ pub struct Program {
     /// Whether the head multiplies by the token embedding's table.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tied: bool,
+    /// Whether updates read the norm of all stages' gradients.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub global_norm: bool,
 }
 
 fn one() -> u32 {
@@ -265,6 +297,11 @@ impl Program {
         let other = if stage == first { last } else { first };
         let apart = self.rank_of_stage[first] != self.rank_of_stage[last];
         (apart && (stage == first || stage == last)).then_some(other)
+    }
+
+    /// Whether the sum of squares of all gradients is exchanged. Several copies of the model are analysed without it, as above.
+    pub fn norms(&self) -> bool {
+        self.global_norm && self.copies == 1
     }
 
     /// The border over which `stage` receives activations and sends gradients, named by its lower stage. None on the

@@ -23,6 +23,8 @@
 //! 11. *Products*: a kernel that is a matrix product is not empty, and its operands are at least as large as its shape says.
 //! 12. *Tuning*: only on a GPU; of kernels that are products, ascending; the workspace is the end of a rank's arena, with no other place in it, and
 //!     as large as the largest that its algorithms need.
+//! 13. *Norms*: with a global norm each stage has a sum and a total; they are one on the last stage, and those of neighbours where stages hand
+//!     over; otherwise none has.
 
 use crate::bundle::{Bundle, BundleError, MANIFEST, image_name};
 use crate::ids::RankId;
@@ -96,6 +98,7 @@ pub fn manifest(m: &Manifest) -> Check {
     links(m)?;
     names(m)?;
     tied(m)?;
+    norms(m)?;
     (0..m.memory.len()).try_for_each(|rank| owners(m, RankId(rank as u32)))
 }
 
@@ -194,6 +197,8 @@ fn all_places(stage: &Stage) -> impl Iterator<Item = (&'static str, Place)> + '_
         ("the activations to send", io.send_f),
         ("the received gradients", io.recv_b),
         ("the gradients to send", io.send_b),
+        ("the sum of squares", io.norm),
+        ("the total of squares", io.total),
         ("the hyper-parameters", Some(io.hyper)),
         ("the versions", Some(io.version)),
         ("the versions seen", Some(io.version_seen)),
@@ -357,9 +362,37 @@ fn lasting(stage: &Stage) -> impl Iterator<Item = Place> + '_ {
     rings.into_iter().flatten().chain([io.hyper, io.version, io.version_seen]).chain(params)
 }
 
+/// Sums of squares that are no other stage's.
+fn sums(m: &Manifest, rank: RankId) -> impl Iterator<Item = Place> + '_ {
+    m.stages.iter().filter(move |stage| stage.rank == rank).flat_map(|stage| {
+        let s = stage.stage.index();
+        let shared = s > 0 && m.program.hands_over(s - 1);
+        let own_total = m.program.border_after(s).is_some();
+        stage.io.norm.filter(|_| !shared).into_iter().chain(stage.io.total.filter(|_| own_total))
+    })
+}
+
+fn norms(m: &Manifest) -> Check {
+    for (s, stage) in m.stages.iter().enumerate() {
+        let io = &stage.io;
+        let there = m.program.norms();
+        buffer("the sum of squares", io.norm, there, Some(8), Some(1))?;
+        buffer("the total of squares", io.total, there, Some(8), Some(1))?;
+        let same = if s + 1 == m.stages.len() {
+            io.norm == io.total
+        } else {
+            let next = &m.stages[s + 1].io;
+            !m.program.hands_over(s) || (io.norm, io.total) == (next.norm, next.total)
+        };
+        ensure!(same, "stage {s} does not have the sums of squares that it shares");
+    }
+    Ok(())
+}
+
 fn owners(m: &Manifest, rank: RankId) -> Check {
     let stages = || m.stages.iter().filter(|s| s.rank == rank);
-    let mut owned: Vec<Range<u64>> = stages().flat_map(lasting).flat_map(slots).filter(|r| !r.is_empty()).collect();
+    let lasting = stages().flat_map(lasting).chain(sums(m, rank));
+    let mut owned: Vec<Range<u64>> = lasting.flat_map(slots).filter(|r| !r.is_empty()).collect();
     owned.sort_unstable_by_key(|r| r.start);
     for pair in owned.windows(2) {
         ensure!(pair[0].end <= pair[1].start, "two buffers of rank {rank} share byte {} of its arena", pair[1].start);

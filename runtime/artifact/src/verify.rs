@@ -24,8 +24,9 @@
 //!    version has begun to overwrite: see [`versions`]. There is more than one slot only where the policy reads older versions.
 //! 9. *Tied tables*: both ends' passes of a micro-batch read the same version, and every update of the table takes both ends'
 //!    gradients of its micro-batches, all of them and no other: see [`exchange`].
-//! 10. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
-//! 11. *Deadlock freedom*: see [`execute`].
+//! 10. *Norm*: every update reads the sum of squares of all stages' gradients of its micro-batches, each once: see [`norm`].
+//! 11. *Transfers*: for each ordered pair of ranks, the sequences of sends and of receives are equal.
+//! 12. *Deadlock freedom*: see [`execute`].
 //!
 //! Each is proved for any run length from the text of the streams: see [`index`] for relations between micro-batches of
 //! a stage; sequences that repeat with the same step are equal when they agree over both beginnings and one repetition;
@@ -39,6 +40,7 @@
 mod exchange;
 pub mod execute;
 pub mod index;
+mod norm;
 mod stage;
 mod transfers;
 pub mod versions;
@@ -82,7 +84,7 @@ pub enum Violation {
         .op.name(), .versions[0], .stages[0], .versions[1], .stages[1]
     )]
     Apart { stages: [StageId; 2], op: Kind, mb: u64, versions: [i64; 2] },
-    #[error("tied table: stage {stage}: {} of update {update} {what}", .op.name())]
+    #[error("update: stage {stage}: {} of update {update} {what}", .op.name())]
     Exchange { stage: StageId, op: Kind, update: u64, what: &'static str },
     #[error("transfers: rank {sender} does not send to rank {receiver} what that receives, from transfer {number} on")]
     Transfers { sender: RankId, receiver: RankId, number: usize },
@@ -132,6 +134,7 @@ fn checked(program: &Program) -> Result<(Places, Window), Vec<Violation>> {
     let versions = Versions::of(program, &stages);
     found(versions::check(program, &versions))?;
     found(exchange::check(program, &stages, &versions).into_iter().collect())?;
+    found(norm::check(program, &stages).into_iter().collect())?;
     found(transfers::check(program))?;
     let deadlock = |stuck| vec![Violation::Deadlock(stuck)];
     let window = execute::deadlock_free(program, &places).map_err(deadlock)?;
@@ -187,7 +190,14 @@ fn placement(program: &Program) -> Vec<Violation> {
             (_, Kind::SendG | Kind::RecvG) if program.partner(i.stage.index()).is_none() => {
                 "has no end of a tied table on another rank"
             }
-            _ => return None,
+            (_, kind) => {
+                return norm(program, i.stage.index(), kind).map(|why| Violation::Placement {
+                    rank,
+                    stage: i.stage,
+                    op,
+                    why,
+                });
+            }
         };
         Some(Violation::Placement { rank, stage: i.stage, op, why })
     };
@@ -195,6 +205,28 @@ fn placement(program: &Program) -> Vec<Violation> {
     let first_wrong =
         |(rank, s): (usize, &Stream)| s.prologue.iter().chain(&s.period).find_map(|i| wrong(RankId(rank as u32), i));
     program.streams.iter().enumerate().filter_map(first_wrong).collect()
+}
+
+/// Why a stage doesn't perform an instruction of the norm's exchange; none if it does, and for every other kind.
+fn norm(program: &Program, s: usize, kind: Kind) -> Option<&'static str> {
+    let (before, after) = match kind {
+        Kind::N => (false, false),
+        Kind::T | Kind::SendN | Kind::RecvT => (false, true),
+        Kind::RecvN | Kind::SendT => (true, false),
+        _ => return None,
+    };
+    if !program.norms() {
+        return Some("has updates that need no norm");
+    }
+    if after && program.after(s).is_none() {
+        return Some("is the last");
+    }
+    if before && program.before(s).is_none() {
+        return Some("is the first");
+    }
+    let wrong =
+        before && program.border_before(s).is_none() || after && kind != Kind::T && program.border_after(s).is_none();
+    wrong.then_some("has the neighbour on the same rank")
 }
 
 fn describe(stuck: &Stuck) -> String {

@@ -12,6 +12,7 @@ use crate::member::Member;
 use crate::rank::Rank;
 use crate::reports::Reports;
 use crate::versions::Slots;
+use artifact::channel::{Channel, channels, side};
 use artifact::ids::{RankId, StageId};
 use artifact::program::{Call, HYPER_LEN, Manifest, Place};
 use std::collections::{HashMap, VecDeque};
@@ -19,8 +20,6 @@ use std::time::Duration;
 
 /// Staging memory is given out in multiples of this.
 const STAGING_ALIGN: usize = 64;
-
-const RINGS: [Ring; 6] = [Ring::RecvF, Ring::SendF, Ring::RecvB, Ring::SendB, Ring::RecvG, Ring::SendG];
 
 /// Events that belong to no slot: of the streams' forks and joins in graphs, and of each part's end on either stream (what is left of one part
 /// must not write its marks into the next's).
@@ -33,7 +32,7 @@ const SLOT_EVENTS: usize = ENDS + 2 * PARTS_MAX;
 #[derive(Clone, Debug)]
 pub struct Layout {
     /// By stage of the rank and ring: the number of the first slot's events.
-    first: Vec<[usize; 6]>,
+    first: Vec<[usize; Ring::ALL.len()]>,
     pub room: Room,
 }
 
@@ -42,7 +41,7 @@ impl Layout {
         let stages: Vec<_> = manifest.stages.iter().filter(|s| s.rank == rank).collect();
         let (mut first, mut next) = (Vec::new(), SLOT_EVENTS);
         for stage in &stages {
-            first.push(RINGS.map(|ring| {
+            first.push(Ring::ALL.map(|ring| {
                 let start = next;
                 next += 2 * ring.place(stage).map_or(0, |p| p.slots as usize);
                 start
@@ -135,6 +134,7 @@ pub struct Enqueuer<'a> {
     deadline: Duration,
     /// Who tells that another process has failed.
     member: Option<&'a Member>,
+    channels: Vec<Channel>,
     part: Part,
     flight: VecDeque<Part>,
     /// By event: the part that recorded it last.
@@ -167,6 +167,7 @@ impl<'a> Enqueuer<'a> {
             reports,
             deadline,
             member,
+            channels: channels(&manifest.program),
             part: Part::default(),
             flight: VecDeque::new(),
             recorded: vec![None; attached.layout.room.events],
@@ -209,16 +210,10 @@ impl<'a> Enqueuer<'a> {
 
     /// The rank at a ring's other end, and the number of the channel.
     fn other_end(&self, stage: StageId, ring: Ring) -> (RankId, usize) {
-        let (s, ranks) = (stage.index(), &self.manifest.program.rank_of_stage);
-        match ring {
-            Ring::RecvF => (ranks[s - 1], 2 * (s - 1)),
-            Ring::SendF => (ranks[s + 1], 2 * s),
-            Ring::RecvB => (ranks[s + 1], 2 * s + 1),
-            Ring::SendB => (ranks[s - 1], 2 * (s - 1) + 1),
-            // After those of the borders: from the first stage, and from the last.
-            Ring::SendG => (ranks[ranks.len() - 1 - s], 2 * (ranks.len() - 1) + usize::from(s > 0)),
-            Ring::RecvG => (ranks[ranks.len() - 1 - s], 2 * (ranks.len() - 1) + usize::from(s == 0)),
-        }
+        let program = &self.manifest.program;
+        let (number, sends) = side(program, ring.op(), stage.index()).expect("a ring is one of a channel");
+        let Channel { from, to, .. } = self.channels[number];
+        (program.rank_of_stage[if sends { to } else { from }], number)
     }
 
     /// Enqueues the part that was gathered, and makes room for the next one.

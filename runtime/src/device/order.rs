@@ -18,8 +18,9 @@
 //! segment ends early has the same order as one that knew it.
 
 pub use crate::executor::Ring;
+use artifact::channel::{Channel, Wait, Waits, channels, performs, side};
 use artifact::ids::StageId;
-use artifact::stream::{Op, Program, Stream};
+use artifact::stream::{Op, Program, RingSizes, Stream};
 use std::collections::VecDeque;
 
 /// One end of a transfer.
@@ -42,9 +43,9 @@ pub enum Step {
     Repetition(u64),
 }
 
-/// A channel of a border in one direction: both ends' micro-batches that wait for the other end, in order.
+/// A channel: both ends' micro-batches that wait for the other end, in order.
 #[derive(Clone, Debug, Default)]
-struct Channel {
+struct Queue {
     offers: VecDeque<u64>,
     posts: VecDeque<u64>,
     /// Transfers done, and those begun by either side.
@@ -71,12 +72,12 @@ pub struct Order<'a> {
     own: usize,
     now: u64,
     ranks: Vec<Replayed>,
-    forward: Vec<Channel>,
-    backward: Vec<Channel>,
-    /// Between the ends of a tied table, the first and the last stage: from the first, and from the last.
-    exchange: Vec<Channel>,
+    /// By their numbers: see [`artifact::channel`].
+    channels: Vec<(Channel, Queue)>,
+    /// By stage.
+    waits: Vec<Waits>,
     /// By stage and ring, for each slot the number of transfers of its channel after which it is done.
-    tickets: Vec<[Vec<u64>; 6]>,
+    tickets: Vec<[Vec<u64>; Ring::ALL.len()]>,
     steps: VecDeque<Step>,
 }
 
@@ -91,22 +92,18 @@ fn duration(op: Op) -> u64 {
 impl<'a> Order<'a> {
     /// The order of rank `own` when the ranks run `streams`, on the stages of `program`.
     pub fn new(program: &'a Program, streams: &'a [Stream], own: usize) -> Self {
-        let borders = program.rank_of_stage.len().saturating_sub(1);
-        let slots = |n: u32| vec![0; n as usize];
-        let tickets = program.rings.iter().enumerate().map(|(s, r)| {
-            let exchanges = u32::from(program.partner(s).is_some());
-            [r.recv_f, r.send_f, r.recv_b, r.send_b, exchanges, exchanges].map(slots)
+        let tickets = program.rings.iter().enumerate().map(|(s, rings)| {
+            Ring::ALL.map(|ring| vec![0; if performs(program, ring.op(), s) { slots(rings, ring) as usize } else { 0 }])
         });
-        let exchanges = if program.partner(0).is_some() { 2 } else { 0 };
+        let channels = channels(program).into_iter().map(|channel| (channel, Queue::default()));
         Order {
             program,
             streams,
             own,
             now: 0,
             ranks: vec![Replayed::default(); streams.len()],
-            forward: vec![Channel::default(); borders],
-            backward: vec![Channel::default(); borders],
-            exchange: vec![Channel::default(); exchanges],
+            channels: channels.collect(),
+            waits: Waits::of(program),
             tickets: tickets.collect(),
             steps: VecDeque::new(),
         }
@@ -189,8 +186,9 @@ impl<'a> Order<'a> {
                 continue;
             };
             let Some(ring) = Ring::of(op) else { return moved };
-            let channel = self.channel(stage, ring);
-            let (count, waiting) = if ring.sends() {
+            let (channel, sends) = side(self.program, op, stage.index()).expect("a ring is one of a channel");
+            let channel = &mut self.channels[channel].1;
+            let (count, waiting) = if sends {
                 (&mut channel.offered, &mut channel.offers)
             } else {
                 (&mut channel.posted, &mut channel.posts)
@@ -209,16 +207,17 @@ impl<'a> Order<'a> {
     /// Completes every transfer whose ends are both there; gives those of the wanted rank.
     fn complete(&mut self, moved: &mut bool) -> Vec<Side> {
         let mut own = Vec::new();
-        let last = self.program.rank_of_stage.len() - 1;
-        let borders = borders(&mut self.forward, &mut self.backward).chain(exchanges(&mut self.exchange, last));
-        for (border, channel, rings) in borders {
-            while let (Some(&offer), Some(&post)) = (channel.offers.front(), channel.posts.front()) {
-                channel.offers.pop_front();
-                channel.posts.pop_front();
-                channel.done += 1;
+        for (channel, queue) in &mut self.channels {
+            while let (Some(&offer), Some(&post)) = (queue.offers.front(), queue.posts.front()) {
+                queue.offers.pop_front();
+                queue.posts.pop_front();
+                queue.done += 1;
                 *moved = true;
-                for (stage, ring, mb) in [(border + rings.0, rings.1, offer), (border + rings.2, rings.3, post)] {
+                let ends =
+                    [(channel.from, channel.freight.send(), offer), (channel.to, channel.freight.receive(), post)];
+                for (stage, op, mb) in ends {
                     if self.program.rank_of_stage[stage].index() == self.own {
+                        let ring = Ring::of(op).expect("a transfer is one of a ring");
                         own.push(Side { stage: StageId(stage as u32), ring, mb });
                     }
                 }
@@ -233,13 +232,7 @@ impl<'a> Order<'a> {
         if Ring::of(op).is_some() {
             return false;
         }
-        let rings: &[Ring] = match op {
-            Op::F => &[Ring::RecvF, Ring::SendF],
-            Op::B(_) | Op::I => &[Ring::RecvB, Ring::SendB],
-            Op::U => &[Ring::RecvG, Ring::SendG],
-            _ => &[],
-        };
-        if !rings.iter().all(|&ring| self.is_done(stage, ring, mb)) {
+        if !self.waits[stage.index()].before(op).iter().all(|wait| self.is_done(wait, stage, mb)) {
             return false;
         }
         self.ranks[rank].at = self.now + duration(op);
@@ -247,40 +240,24 @@ impl<'a> Order<'a> {
         true
     }
 
-    /// Whether the last transfer of a slot is done.
-    fn is_done(&mut self, stage: StageId, ring: Ring, mb: u64) -> bool {
+    /// Whether the last transfer of the slot of a wait is done.
+    fn is_done(&self, wait: &Wait, stage: StageId, mb: u64) -> bool {
+        let (channel, queue) = &self.channels[wait.channel];
+        let op = if wait.arrives { channel.freight.receive() } else { channel.freight.send() };
+        let ring = Ring::of(op).expect("a transfer is one of a ring");
         let slots = &self.tickets[stage.index()][ring as usize];
-        let Some(&ticket) = slots.get(mb as usize % slots.len().max(1)) else { return true };
-        ticket == 0 || self.channel(stage, ring).done >= ticket
-    }
-
-    fn channel(&mut self, stage: StageId, ring: Ring) -> &mut Channel {
-        let s = stage.index();
-        match ring {
-            Ring::RecvF => &mut self.forward[s - 1],
-            Ring::SendF => &mut self.forward[s],
-            Ring::RecvB => &mut self.backward[s],
-            Ring::SendB => &mut self.backward[s - 1],
-            Ring::SendG => &mut self.exchange[usize::from(s > 0)],
-            Ring::RecvG => &mut self.exchange[usize::from(s == 0)],
-        }
+        let ticket = slots[mb as usize % slots.len()];
+        ticket == 0 || queue.done >= ticket
     }
 }
 
-/// A channel's ends: where the sender is beside the border, its ring, and the same of the receiver.
-type Ends = (usize, Ring, usize, Ring);
-
-fn borders<'c>(
-    forward: &'c mut [Channel],
-    backward: &'c mut [Channel],
-) -> impl Iterator<Item = (usize, &'c mut Channel, Ends)> {
-    let down = forward.iter_mut().enumerate().map(|(b, c)| (b, c, (0, Ring::SendF, 1, Ring::RecvF)));
-    let up = backward.iter_mut().enumerate().map(|(b, c)| (b, c, (1, Ring::SendB, 0, Ring::RecvB)));
-    down.chain(up)
-}
-
-/// The channels of a tied table, whose ends are counted from the first stage.
-fn exchanges(channels: &mut [Channel], last: usize) -> impl Iterator<Item = (usize, &mut Channel, Ends)> {
-    let ends = [(0, Ring::SendG, last, Ring::RecvG), (last, Ring::SendG, 0, Ring::RecvG)];
-    channels.iter_mut().zip(ends).map(|(channel, ends)| (0, channel, ends))
+/// Slots of a ring; what is exchanged once an update has one.
+fn slots(rings: &RingSizes, ring: Ring) -> u32 {
+    match ring {
+        Ring::RecvF => rings.recv_f,
+        Ring::SendF => rings.send_f,
+        Ring::RecvB => rings.recv_b,
+        Ring::SendB => rings.send_b,
+        _ => 1,
+    }
 }

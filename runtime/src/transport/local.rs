@@ -6,6 +6,8 @@
 //! runs here has no deadlock there.
 
 use crate::arena::Slot;
+use artifact::channel::{self, Freight};
+use artifact::stream::Program;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -132,36 +134,31 @@ impl Channel {
     }
 }
 
-/// The channels of a pipeline, by the border that they cross: border `s` is between stages `s` and `s + 1`; and those between the ends of
-/// a tied table: from the first stage, and from the last.
+/// The channels of a pipeline, by their numbers: see [`artifact::channel`].
 #[derive(Debug, Default)]
-pub struct Links {
-    pub forward: Vec<Channel>,
-    pub backward: Vec<Channel>,
-    pub exchange: Vec<Channel>,
-}
+pub struct Links(pub Vec<Channel>);
 
 impl Links {
     /// Channels as large as the stages' rings need.
-    pub fn new(program: &artifact::stream::Program) -> Links {
-        let rings = &program.rings;
-        let borders = || rings.iter().zip(rings.iter().skip(1));
-        let ends = if program.partner(0).is_some() { 2 } else { 0 };
-        Links {
-            forward: borders().map(|(a, b)| Channel::new(a.send_f.max(b.recv_f))).collect(),
-            backward: borders().map(|(a, b)| Channel::new(b.send_b.max(a.recv_b))).collect(),
-            exchange: (0..ends).map(|_| Channel::new(1)).collect(),
-        }
+    pub fn new(program: &Program) -> Links {
+        let slots = |c: &channel::Channel| {
+            let (from, to) = (&program.rings[c.from], &program.rings[c.to]);
+            match c.freight {
+                Freight::Activations => from.send_f.max(to.recv_f),
+                Freight::Gradients => from.send_b.max(to.recv_b),
+                Freight::Table | Freight::Norm | Freight::Total => 1,
+            }
+        };
+        Links(channel::channels(program).iter().map(|c| Channel::new(slots(c))).collect())
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Channel> {
-        self.forward.iter().chain(&self.backward).chain(&self.exchange)
+        self.0.iter()
     }
 
     /// See [`Channel::reset`].
     pub fn reset(&mut self) -> bool {
-        let all = self.forward.iter_mut().chain(&mut self.backward).chain(&mut self.exchange);
-        let left: Vec<bool> = all.map(Channel::reset).collect();
+        let left: Vec<bool> = self.0.iter_mut().map(Channel::reset).collect();
         left.into_iter().all(|clean| clean)
     }
 }

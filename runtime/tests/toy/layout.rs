@@ -49,6 +49,7 @@ pub fn manifest(toy: Toy) -> Manifest {
             policy: Policy::Current,
             copies: 1,
             tied: false,
+            global_norm: false,
         },
         stages,
         memory,
@@ -91,7 +92,9 @@ fn stage(toy: Toy, rank: usize) -> (Stage, Memory) {
     let params = (0..layers).map(|l| param(rank * layers + l, toy.accumulate, &mut bump)).collect();
     let parts = Parts { x, dx, params, hyper };
     let bodies = bodies(&parts, tokens, targets, loss);
-    let io = StageIo { tokens, targets, loss, recv_f, send_f, recv_b, send_b, hyper, version, version_seen };
+    let (norm, total) = (None, None);
+    let io =
+        StageIo { tokens, targets, loss, recv_f, send_f, recv_b, send_b, norm, total, hyper, version, version_seen };
     let (stage, rank) = (StageId(rank as u32), RankId(rank as u32));
     let memory = Memory { total: bump.end, ..Memory::default() };
     (Stage { stage, rank, rings: r, params: parts.params, io, bodies }, memory)

@@ -11,6 +11,7 @@
 //! cycle of shift 0 or less would be a deadlock, which `verify` excludes.
 
 use crate::time::Costs;
+use artifact::channel::{Channel, Waits, channels};
 use artifact::stream::{Op, Program};
 use artifact::verify::index::Kind;
 use artifact::work;
@@ -62,7 +63,7 @@ impl Graph {
             }
         }
         work::visit(2 * node);
-        let finder = Finder { program, costs, at, step };
+        let finder = Finder { program, costs, channels: channels(program), waits: Waits::of(program), at, step };
         let mut waits = Vec::with_capacity(node);
         for stream in &program.streams {
             let begin = waits.len();
@@ -84,6 +85,9 @@ impl Graph {
 struct Finder<'a> {
     program: &'a Program,
     costs: &'a Costs,
+    channels: Vec<Channel>,
+    /// By stage.
+    waits: Vec<Waits>,
     /// By [`place`]: the instruction's number and its micro-batch.
     at: Vec<Option<(usize, u32)>>,
     /// Micro-batches of a repetition.
@@ -99,42 +103,13 @@ fn place(stage: usize, kind: Kind, residue: u32, step: usize) -> usize {
 }
 
 impl Finder<'_> {
-    /// Adds the waits of F, B and I for their input and for their send slot, and those of U for an exchange.
+    /// Adds an instruction's waits for transfers.
     fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
-        let rings = &self.program.rings[s];
-        let (before, after) = (self.program.border_before(s).is_some(), self.program.border_after(s).is_some());
-        let hop = time + i128::from(self.costs.hop_ns);
-        // What is received from where, and what is sent to where.
-        let (input, output, slots) = match Kind::of(op) {
-            Kind::F => (
-                before.then(|| [(s - 1, Kind::SendF), (s, Kind::RecvF)]),
-                after.then(|| [(s, Kind::SendF), (s + 1, Kind::RecvF)]),
-                rings.send_f,
-            ),
-            Kind::B | Kind::I => (
-                after.then(|| [(s + 1, Kind::SendB), (s, Kind::RecvB)]),
-                before.then(|| [(s, Kind::SendB), (s - 1, Kind::RecvB)]),
-                rings.send_b,
-            ),
-            Kind::U => return self.exchange(s, mb, time, edges),
-            _ => return Some(()),
-        };
-        for side in input.into_iter().flatten() {
-            edges.push(self.edge(side, mb, 0, hop)?);
-        }
-        for side in output.into_iter().flatten() {
-            edges.push(self.edge(side, mb, slots, time)?);
-        }
-        Some(())
-    }
-
-    /// The waits of U for both gradients of a tied table: the other end's arrives, and its own is taken.
-    fn exchange(&self, s: usize, update: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
-        let Some(partner) = self.program.partner(s) else { return Some(()) };
-        let arrives = time + i128::from(self.costs.exchange_ns);
-        for (from, to, time) in [(partner, s, arrives), (s, partner, time)] {
-            for side in [(from, Kind::SendG), (to, Kind::RecvG)] {
-                edges.push(self.edge(side, update, 0, time)?);
+        for wait in self.waits[s].before(op) {
+            let Channel { from, to, freight } = self.channels[wait.channel];
+            let latency = if wait.arrives { self.costs.latency_ns(freight) } else { 0 };
+            for side in [(from, Kind::of(freight.send())), (to, Kind::of(freight.receive()))] {
+                edges.push(self.edge(side, mb, wait.back as u32, time + i128::from(latency))?);
             }
         }
         Some(())

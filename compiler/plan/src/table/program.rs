@@ -9,6 +9,7 @@ use crate::deadlock::sentence;
 use crate::exchange;
 use crate::expand::flushes;
 use crate::line::{Item, Line};
+use crate::norm;
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Accumulation, Instr, Op, Policy, Program, RingSizes, Stream};
 use artifact::verify::execute::{Stuck, Waiting};
@@ -36,14 +37,14 @@ impl Table {
     /// # Errors
     /// Ranks that wait for each other, with the cells that wait.
     pub fn program(&self) -> Result<Program, Vec<Diagnostic>> {
-        self.proved(false).map(|(program, _)| program)
+        self.proved(&Shape::new(1, 1)).map(|(program, _)| program)
     }
 
-    /// [`Table::program`] for a model whose head is tied to its embedding or not, and what the proof found out.
+    /// [`Table::program`] with what `asked` exchanges before updates (the rest of it is the table's own), and what the proof found out.
     ///
     /// # Errors
-    /// As [`Table::program`]; a tied table that the order leaves no place for.
-    pub fn proved(&self, tied: bool) -> Result<(Program, Proved), Vec<Diagnostic>> {
+    /// As [`Table::program`]; an exchange that the order leaves no place for.
+    pub fn proved(&self, asked: &Shape) -> Result<(Program, Proved), Vec<Diagnostic>> {
         let (microbatches, updates) = (self.microbatches, self.updates.unwrap_or(1));
         let mut lines: Vec<Line> = (0..self.rows.len())
             .map(|row| Line {
@@ -57,12 +58,23 @@ impl Table {
         let shape = Shape::new(self.rows.len() as u32, self.accumulate());
         let rank_of_stage = self.row_of_stage.iter().map(|row| RankId(*row as u32)).collect();
         let (accumulate, policy) = (self.accumulate(), Policy::Current);
-        let mut program =
-            Program { streams: Vec::new(), rank_of_stage, rings: Vec::new(), accumulate, policy, copies: 1, tied };
-        if let Some(refused) = exchange::unplaced(&program, self.comms, self.updates.is_some()) {
+        let mut program = Program {
+            streams: Vec::new(),
+            rank_of_stage,
+            rings: Vec::new(),
+            accumulate,
+            policy,
+            copies: 1,
+            tied: asked.tied,
+            global_norm: asked.global_norm,
+        };
+        let unplaced = [exchange::unplaced, norm::unplaced];
+        let has = (self.comms, self.updates.is_some());
+        if let Some(refused) = unplaced.iter().find_map(|refused| refused(&program, has.0, has.1)) {
             return Err(vec![refused]);
         }
         exchange::place(&program, &mut lines);
+        norm::place(&program, &mut lines);
         let places = places(&lines, self.row_of_stage.len(), microbatches as usize);
         program.rings = (0..places.len()).map(|s| self.rings(&program, &places, s, &shape)).collect();
         program.streams =
@@ -229,6 +241,7 @@ fn places(lines: &[Line], stages: usize, microbatches: usize) -> Vec<Places> {
                 Op::RecvB => note(&mut places.recv_b),
                 Op::SendB => note(&mut places.send_b),
                 Op::U | Op::SendG | Op::RecvG => {}
+                Op::N | Op::T | Op::SendN | Op::RecvN | Op::SendT | Op::RecvT => {}
             }
         }
     }

@@ -51,6 +51,7 @@ fn computed(program: &Program, updates: u64) -> Vec<Vec<Action>> {
         Op::W(_) => Some(Verb::W),
         Op::U => Some(Verb::U).filter(|_| !flush),
         Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => None,
+        Op::N | Op::T | Op::SendN | Op::RecvN | Op::SendT | Op::RecvT => None,
     };
     let row = |stream: &artifact::stream::Stream| {
         let actions = stream.segment(updates);

@@ -10,7 +10,7 @@
 //! On one rank nothing is sent. Between both ends' `U`s comes no other instruction of the two stages: whichever makes the update, both
 //! sums are whole, neither is begun anew, and no pass reads the table in between.
 
-use super::index::{Index, Kind};
+use super::index::Kind;
 use super::versions::Versions;
 use super::{StageIndex, Violation};
 use crate::ids::StageId;
@@ -31,9 +31,9 @@ pub(super) fn check(program: &Program, stages: &[StageIndex], versions: &[Versio
 
 /// The exchange of one end stands where it has to.
 fn order(stage: &StageIndex, accumulate: u32) -> Option<Violation> {
-    let (send, receive) = stage.send_g.zip(stage.recv_g)?;
+    let (send, receive) = stage.once(Kind::SendG).zip(stage.once(Kind::RecvG))?;
     let wrong = |op, what| move |update| Violation::Exchange { stage: stage.stage, op, update, what };
-    let gradients = before_all(stage, &send, accumulate as usize);
+    let gradients = stage.first_before_gradients(&send, accumulate);
     gradients
         .map(wrong(Kind::SendG, "does not come after its last weight gradient"))
         .or_else(|| Some(wrong(Kind::SendG, "does not come before U")(send.first_not_before(&stage.update, 0)?)))
@@ -42,18 +42,6 @@ fn order(stage: &StageIndex, accumulate: u32) -> Option<Violation> {
             let before = stage.update.first_not_before(&receive, 1)?;
             Some(wrong(Kind::RecvG, "comes before the update before is done with the buffer")(before + 1))
         })
-}
-
-/// The first update that `send` offers before one of its weight gradients is made.
-fn before_all(stage: &StageIndex, send: &Index, accumulate: usize) -> Option<u64> {
-    let gradient = &stage.weight_gradient;
-    (0..gradient.step() as usize).find_map(|residue| {
-        let of = residue / accumulate;
-        let last = gradient.turns(residue).max(send.turns(of));
-        work::visit(last as usize + 1);
-        let turn = (0..=last).find(|turn| gradient.place(residue, *turn) >= send.place(of, *turn))?;
-        Some(of as u64 + turn * send.step())
-    })
 }
 
 /// Nothing of either stage comes between their updates.

@@ -5,8 +5,7 @@
 //! Ranks perform their instructions in order. `SEND` and `RECV` never wait: they make an offer and a post; the k-th
 //! offer of a channel (one direction between two neighbouring stages) and its k-th post make the k-th transfer. `F`
 //! waits until its input's transfer is there and, on a send ring of n slots, until the output of micro-batch `m - n`
-//! was taken (its transfer is made); `B` and `I` likewise with gradients. `U` of a stage that exchanges gradients of a tied table waits
-//! until both transfers of its update are made. Between stages that hand over there is no transfer and nothing to wait for. Waiting never withdraws anything, so what can
+//! was taken (its transfer is made); `B` and `I` likewise with gradients. What else waits for which transfers, [`channel`] says. Between stages that hand over there is no transfer and nothing to wait for. Waiting never withdraws anything, so what can
 //! run does not depend on the order in which ranks are tried: there is one largest set of instructions that can be
 //! performed, under any timing.
 //!
@@ -21,6 +20,7 @@
 //! first, one repetition is enough: every transfer of it is made, so the next one begins as the first did.
 
 use super::index::{Index, Kind, Places};
+use crate::channel::{self, Wait, Waits, side};
 use crate::ids::{RankId, StageId};
 use crate::stream::{Instr, Op, Program, Stream};
 use crate::work;
@@ -76,9 +76,10 @@ pub enum Extent {
     Updates(u64),
 }
 
-/// Both ends of one channel. Its k-th offer and its k-th post are known from the streams: counting is enough.
+/// Both ends of a [`channel::Channel`]. Its k-th offer and its k-th post are known from the streams: counting is enough.
 #[derive(Clone, Copy, Debug)]
-struct Channel<'a> {
+struct Counted<'a> {
+    ends: channel::Channel,
     /// Offered and posted so far, those that were skipped included.
     offers: u64,
     posts: u64,
@@ -86,7 +87,7 @@ struct Channel<'a> {
     receives: Index<'a>,
 }
 
-impl Channel<'_> {
+impl Counted<'_> {
     fn has_made(&self, number: u64) -> bool {
         number < self.offers.min(self.posts)
     }
@@ -161,75 +162,13 @@ pub struct Execution<'a> {
     cursors: Vec<Cursor>,
     /// By rank: the transfer that its next instruction was found to wait for, by channel and number.
     blocked: Vec<Option<(usize, u64)>>,
-    /// Two for each border between stages: activations, then gradients. Where a tied table's gradients are exchanged, two more.
-    channels: Vec<Channel<'a>>,
-    /// By stage: the channels of its forward pass, of its backward pass and of its update.
-    ports: Vec<[Ports; 3]>,
+    channels: Vec<Counted<'a>>,
+    /// By stage.
+    waits: Vec<Waits>,
     /// Instructions performed or skipped so far.
     steps: u64,
     /// In which order since [`Execution::mark`].
     bursts: Vec<Burst>,
-}
-
-/// The channels that a compute instruction uses, by number: channel 2b carries activations over border b, channel
-/// 2b + 1 gradients. After them come those between the ends of a tied table: from the first stage, and from the last.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Ports {
-    pub input: Option<usize>,
-    pub output: Option<usize>,
-    /// Slots of the output's send ring: so many before has to be taken. Nothing is computed into what U waits for: 0.
-    pub slots: u64,
-}
-
-/// Which of a stage's [`Ports`] an instruction uses; none where it waits for nothing.
-pub fn port(op: Op) -> Option<usize> {
-    match op {
-        Op::F => Some(0),
-        Op::B(_) | Op::I => Some(1),
-        Op::U => Some(2),
-        _ => None,
-    }
-}
-
-/// The channel that a stage's exchange of a tied table's gradients sends on.
-fn exchange_channel(program: &Program, stage: usize) -> usize {
-    2 * (program.rank_of_stage.len() - 1) + usize::from(stage > 0)
-}
-
-/// The channel of a send or a receive, and whether this is the sending side.
-pub fn side(program: &Program, op: Op, s: usize) -> Option<(usize, bool)> {
-    Some(match op {
-        Op::SendF => (2 * s, true),
-        Op::RecvF => (2 * (s - 1), false),
-        Op::SendB => (2 * (s - 1) + 1, true),
-        Op::RecvB => (2 * s + 1, false),
-        Op::SendG => (exchange_channel(program, s), true),
-        Op::RecvG => (exchange_channel(program, program.partner(s)?), false),
-        Op::F | Op::B(_) | Op::I | Op::W(_) | Op::U => return None,
-    })
-}
-
-impl Ports {
-    /// By stage: those of its F, of its B or I, and of its U.
-    pub fn of(program: &Program) -> Vec<[Ports; 3]> {
-        let stage = |s: usize| {
-            let exchange = |partner: usize| Ports {
-                input: Some(exchange_channel(program, partner)),
-                output: Some(exchange_channel(program, s)),
-                slots: 0,
-            };
-            let rings = &program.rings[s];
-            let (before, after) = (program.border_before(s), program.border_after(s));
-            let activations = |border: Option<usize>| border.map(|b| 2 * b);
-            let gradients = |border: Option<usize>| border.map(|b| 2 * b + 1);
-            [
-                Ports { input: activations(before), output: activations(after), slots: u64::from(rings.send_f) },
-                Ports { input: gradients(after), output: gradients(before), slots: u64::from(rings.send_b) },
-                program.partner(s).map(exchange).unwrap_or_default(),
-            ]
-        };
-        (0..program.rank_of_stage.len()).map(stage).collect()
-    }
 }
 
 impl<'a> Execution<'a> {
@@ -239,27 +178,20 @@ impl<'a> Execution<'a> {
             Extent::Unbounded => (u64::MAX, u64::MAX),
             Extent::Updates(updates) => (updates.saturating_mul(u64::from(program.accumulate)), updates),
         };
-        let stages = program.rank_of_stage.len();
-        let channel = |sends: (usize, Kind), receives: (usize, Kind)| Channel {
+        let counted = |ends: channel::Channel| Counted {
+            ends,
             offers: 0,
             posts: 0,
-            sends: places.of(sends.0, sends.1),
-            receives: places.of(receives.0, receives.1),
+            sends: places.of(ends.from, Kind::of(ends.freight.send())),
+            receives: places.of(ends.to, Kind::of(ends.freight.receive())),
         };
-        let border = |s: usize| {
-            let activations = channel((s, Kind::SendF), (s + 1, Kind::RecvF));
-            [activations, channel((s + 1, Kind::SendB), (s, Kind::RecvB))]
-        };
-        let exchange = |(from, to): (usize, usize)| channel((from, Kind::SendG), (to, Kind::RecvG));
-        let ends = program.tied_ends().filter(|ends| program.partner(ends[0]).is_some());
-        let exchanges = ends.into_iter().flat_map(|[first, last]| [(first, last), (last, first)]);
         Execution {
             program,
             end,
             cursors: vec![Cursor { section: 0, position: 0 }; program.streams.len()],
             blocked: vec![None; program.streams.len()],
-            channels: (0..stages.saturating_sub(1)).flat_map(border).chain(exchanges.map(exchange)).collect(),
-            ports: Ports::of(program),
+            channels: channel::channels(program).into_iter().map(counted).collect(),
+            waits: Waits::of(program),
             steps: 0,
             bursts: Vec::new(),
         }
@@ -301,7 +233,7 @@ impl<'a> Execution<'a> {
                 let event = Event::at(stream, rank, Cursor { section, position }, instr);
                 let skipped = self.skipped(&event);
                 if !skipped {
-                    self.blocked[rank] = self.waits_for(&event).map(|(channel, number, _)| (channel, number));
+                    self.blocked[rank] = self.waits_for(&event).map(|(wait, number)| (wait.channel, number));
                     if self.blocked[rank].is_some() {
                         break 'sections;
                     }
@@ -377,29 +309,23 @@ impl<'a> Execution<'a> {
 
     /// Why the instruction can't be performed now.
     fn cause(&self, event: &Event) -> Option<Cause> {
-        let (channel, _, holder) = self.waits_for(event)?;
+        let (wait, _) = self.waits_for(event)?;
         let rank = |stage: usize| self.program.rank_of_stage[stage];
-        let [sender, receiver] = stages_of(self.program, channel);
-        Some(match holder {
-            None => Cause::Transfer { rank: rank(sender) },
-            Some(holder) => Cause::Slot { rank: rank(receiver), holder },
+        let ends = self.channels[wait.channel].ends;
+        Some(match wait.arrives {
+            true => Cause::Transfer { rank: rank(ends.from) },
+            false => Cause::Slot { rank: rank(ends.to), holder: event.mb - wait.back },
         })
     }
 
-    /// The transfer that the instruction waits for, by its channel and its number there, and if it is one that holds a send
-    /// slot, of which micro-batch.
-    fn waits_for(&self, event: &Event) -> Option<(usize, u64, Option<u64>)> {
-        let ports = &self.ports[event.stage.index()][port(event.op)?];
-        if let Some(channel) = ports.input {
-            let number = self.channels[channel].receives.number(event.mb);
-            if !self.channels[channel].has_made(number) {
-                return Some((channel, number, None));
-            }
-        }
-        let channel = ports.output?;
-        let holder = event.mb.checked_sub(ports.slots)?;
-        let number = self.channels[channel].sends.number(holder);
-        (!self.channels[channel].has_made(number)).then_some((channel, number, Some(holder)))
+    /// The first transfer that the instruction waits for in vain, and its number on its channel.
+    fn waits_for(&self, event: &Event) -> Option<(Wait, u64)> {
+        self.waits[event.stage.index()].before(event.op).iter().find_map(|wait| {
+            let channel = &self.channels[wait.channel];
+            let mb = event.mb.checked_sub(wait.back)?;
+            let number = if wait.arrives { channel.receives.number(mb) } else { channel.sends.number(mb) };
+            (!channel.has_made(number)).then_some((*wait, number))
+        })
     }
 
     /// Counts an offer or a post. What a run's end skips is skipped on both sides.
@@ -410,13 +336,6 @@ impl<'a> Execution<'a> {
             None => {}
         }
     }
-}
-
-/// The stages at the ends of a channel: who sends, who receives.
-pub(super) fn stages_of(program: &Program, channel: usize) -> [usize; 2] {
-    let (lower, last) = (channel / 2, program.rank_of_stage.len() - 1);
-    let ends = if lower == last { [0, last] } else { [lower, lower + 1] };
-    if channel % 2 == 0 { ends } else { [ends[1], ends[0]] }
 }
 
 fn section_of(stream: &Stream, section: u64) -> &[Instr] {

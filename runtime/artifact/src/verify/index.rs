@@ -20,6 +20,7 @@
 //! `residue + turn d` of an operation is named by its residue and its turn, and found without a search.
 
 use super::Violation;
+use crate::channel::performs;
 use crate::ids::StageId;
 use crate::stream::{Instr, Op, Program, Stream};
 use crate::work;
@@ -39,11 +40,17 @@ pub enum Kind {
     RecvB,
     SendG,
     RecvG,
+    N,
+    SendN,
+    RecvN,
+    T,
+    SendT,
+    RecvT,
 }
 
 impl Kind {
     /// In the order of their numbers.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 17] = [
         Kind::F,
         Kind::B,
         Kind::I,
@@ -55,6 +62,12 @@ impl Kind {
         Kind::RecvB,
         Kind::SendG,
         Kind::RecvG,
+        Kind::N,
+        Kind::SendN,
+        Kind::RecvN,
+        Kind::T,
+        Kind::SendT,
+        Kind::RecvT,
     ];
 
     pub fn of(op: Op) -> Self {
@@ -70,12 +83,19 @@ impl Kind {
             Op::RecvB => Kind::RecvB,
             Op::SendG => Kind::SendG,
             Op::RecvG => Kind::RecvG,
+            Op::N => Kind::N,
+            Op::SendN => Kind::SendN,
+            Op::RecvN => Kind::RecvN,
+            Op::T => Kind::T,
+            Op::SendT => Kind::SendT,
+            Op::RecvT => Kind::RecvT,
         }
     }
 
     /// As [`Op::by_update`].
     pub fn by_update(self) -> bool {
-        matches!(self, Kind::U | Kind::SendG | Kind::RecvG)
+        use Kind::{N, RecvG, RecvN, RecvT, SendG, SendN, SendT, T, U};
+        matches!(self, U | SendG | RecvG | N | SendN | RecvN | T | SendT | RecvT)
     }
 
     /// As diagnostics and grids write it.
@@ -92,6 +112,12 @@ impl Kind {
             Kind::RecvB => "RECV_B",
             Kind::SendG => "SEND_G",
             Kind::RecvG => "RECV_G",
+            Kind::N => "N",
+            Kind::SendN => "SEND_N",
+            Kind::RecvN => "RECV_N",
+            Kind::T => "T",
+            Kind::SendT => "SEND_T",
+            Kind::RecvT => "RECV_T",
         }
     }
 }
@@ -378,8 +404,7 @@ impl Places {
             return Some(violation(Kind::B, "the backward pass is both whole and split".into()));
         }
         let stream = &program.streams[program.rank_of_stage[s].index()];
-        let borders = [program.border_before(s), program.border_after(s)].map(|border| border.is_some());
-        required(self.splits(s), borders, program.partner(s).is_some()).find_map(|op| {
+        required(program, s, self.splits(s)).find_map(|op| {
             let at = s * Kind::ALL.len() + op as usize;
             let step = if op.by_update() { stream.updates } else { stream.microbatches };
             let count = self.ranges[at].counts.0;
@@ -416,17 +441,27 @@ fn slot(i: &Instr) -> usize {
     i.stage.index() * Kind::ALL.len() + Kind::of(i.op) as usize
 }
 
-/// What every stage performs, whose borders (before, after) have transfers or not, and which exchanges gradients or not.
-fn required(split: bool, [before, after]: [bool; 2], exchanges: bool) -> impl Iterator<Item = Kind> {
-    let backward: &[Kind] = if split { &[Kind::I, Kind::W] } else { &[Kind::B] };
+/// What stage `s` performs, whose backward pass is split or not.
+fn required(program: &Program, s: usize, split: bool) -> impl Iterator<Item = Kind> + '_ {
+    let last = program.after(s).is_none();
     let wanted = move |kind: &Kind| match kind {
-        Kind::RecvF | Kind::SendB => before,
-        Kind::SendF | Kind::RecvB => after,
-        Kind::SendG | Kind::RecvG => exchanges,
-        _ => true,
+        Kind::F | Kind::U => true,
+        Kind::B => !split,
+        Kind::I | Kind::W => split,
+        Kind::N => program.norms(),
+        Kind::T => program.norms() && !last,
+        Kind::RecvF => performs(program, Op::RecvF, s),
+        Kind::SendF => performs(program, Op::SendF, s),
+        Kind::RecvB => performs(program, Op::RecvB, s),
+        Kind::SendB => performs(program, Op::SendB, s),
+        Kind::RecvG => performs(program, Op::RecvG, s),
+        Kind::SendG => performs(program, Op::SendG, s),
+        Kind::RecvN => performs(program, Op::RecvN, s),
+        Kind::SendN => performs(program, Op::SendN, s),
+        Kind::RecvT => performs(program, Op::RecvT, s),
+        Kind::SendT => performs(program, Op::SendT, s),
     };
-    let transfers = [Kind::RecvF, Kind::SendF, Kind::RecvB, Kind::SendB, Kind::RecvG, Kind::SendG];
-    [Kind::F].into_iter().chain(backward.iter().copied()).chain([Kind::U]).chain(transfers).filter(wanted)
+    Kind::ALL.into_iter().filter(wanted)
 }
 
 /// A value in the prologue that the period performs too, or that comes again in the prologue.

@@ -22,8 +22,7 @@ pub struct StageIndex<'a> {
     send_f: Option<Index<'a>>,
     recv_b: Option<Index<'a>>,
     send_b: Option<Index<'a>>,
-    pub(super) recv_g: Option<Index<'a>>,
-    pub(super) send_g: Option<Index<'a>>,
+    places: &'a Places,
 }
 
 impl<'a> StageIndex<'a> {
@@ -43,9 +42,26 @@ impl<'a> StageIndex<'a> {
             send_f: after.map(|_| index(Kind::SendF)),
             recv_b: after.map(|_| index(Kind::RecvB)),
             send_b: before.map(|_| index(Kind::SendB)),
-            recv_g: program.partner(s).map(|_| index(Kind::RecvG)),
-            send_g: program.partner(s).map(|_| index(Kind::SendG)),
+            places,
         }
+    }
+
+    /// Where what it performs once an update is performed; none where it does not.
+    pub(super) fn once(&self, kind: Kind) -> Option<Index<'a>> {
+        let index = self.places.of(self.stage.index(), kind);
+        (index.step() > 0).then_some(index)
+    }
+
+    /// The first update of which `then` comes before one of its weight gradients.
+    pub(super) fn first_before_gradients(&self, then: &Index, accumulate: u32) -> Option<u64> {
+        let gradient = &self.weight_gradient;
+        (0..gradient.step() as usize).find_map(|residue| {
+            let of = residue / accumulate as usize;
+            let last = gradient.turns(residue).max(then.turns(of));
+            work::visit(last as usize + 1);
+            let turn = (0..=last).find(|turn| gradient.place(residue, *turn) >= then.place(of, *turn))?;
+            Some(of as u64 + turn * then.step())
+        })
     }
 
     /// What makes the input gradient.

@@ -1,7 +1,7 @@
 //! Transfers between ranks: what one sends is what the other receives, in the same order.
 
 use super::Violation;
-use super::execute::{side, stages_of};
+use crate::channel::{channels, side};
 use crate::ids::RankId;
 use crate::stream::Program;
 use crate::work;
@@ -50,21 +50,17 @@ struct Pair {
 /// Pairs in ascending order, with space for their transfers, and by channel the number of its pair.
 fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
     let homes = &program.rank_of_stage;
-    let borders = homes.len().saturating_sub(1);
-    let tied = program.partner(0).is_some();
-    let channels = 2 * (borders + usize::from(tied));
-    let ends = |channel: usize| {
-        let [sender, receiver] = stages_of(program, channel);
-        (homes[sender], homes[receiver])
-    };
-    let mut all: Vec<_> = (0..channels).map(ends).collect();
+    let channels = channels(program);
+    let ends = |channel: usize| (homes[channels[channel].from], homes[channels[channel].to]);
+    let mut all: Vec<_> = (0..channels.len()).map(ends).collect();
     all.sort_unstable();
     all.dedup();
-    let numbers: Vec<usize> = (0..channels).map(|c| all.partition_point(|pair| *pair < ends(c))).collect();
+    let numbers: Vec<usize> = (0..channels.len()).map(|c| all.partition_point(|pair| *pair < ends(c))).collect();
     let mut capacities = vec![0; all.len()];
     for (channel, number) in numbers.iter().enumerate() {
         let stream = &program.streams[0];
-        capacities[*number] += if channel / 2 == borders { stream.updates } else { stream.microbatches } as usize;
+        let by_update = channels[channel].freight.by_update();
+        capacities[*number] += if by_update { stream.updates } else { stream.microbatches } as usize;
     }
     let empty = |capacity| Side { prologue: Vec::new(), period: Vec::with_capacity(capacity) };
     let pair = |((sender, receiver), capacity)| {
@@ -77,7 +73,7 @@ fn pairs(program: &Program) -> (Vec<Pair>, Vec<usize>) {
 /// The pairs of ranks whose sequences differ. Placement must hold.
 pub(super) fn check(program: &Program) -> Vec<Violation> {
     let (mut pairs, numbers) = pairs(program);
-    let borders = program.rank_of_stage.len().saturating_sub(1) as u32;
+    let by_update: Vec<bool> = channels(program).iter().map(|c| c.freight.by_update()).collect();
     work::visit(program.instructions());
     for stream in &program.streams {
         for (list, in_period) in [(&stream.prologue, false), (&stream.period, true)] {
@@ -91,7 +87,7 @@ pub(super) fn check(program: &Program) -> Vec<Violation> {
         }
     }
     let (microbatches, updates) = (program.streams[0].microbatches, program.streams[0].updates);
-    let step = |channel: u32| u64::from(if channel / 2 == borders { updates } else { microbatches });
+    let step = |channel: u32| u64::from(if by_update[channel as usize] { updates } else { microbatches });
     let violation = |pair: &Pair| {
         let number = pair.sent.differs(&pair.received, &step)?;
         Some(Violation::Transfers { sender: pair.sender, receiver: pair.receiver, number })

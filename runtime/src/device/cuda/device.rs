@@ -9,6 +9,7 @@ use crate::device::cuda::nccl::{Comm, Nccl, UniqueId};
 use crate::device::library::Library;
 use crate::device::{Command, Device, Fault, Move, Room, Stream};
 use artifact::bundle::Bundle;
+use artifact::channel::channels;
 use artifact::ids::RankId;
 use artifact::product::Product;
 use artifact::program::Manifest;
@@ -94,7 +95,7 @@ impl OnGpu {
         deadline: Duration,
     ) -> Result<OnGpu, String> {
         let bytes = manifest.memory[rank.index()].total;
-        let (channel_events, channels) = (room.events, 2 * manifest.stages.len());
+        let (channel_events, channels) = (room.events, channels(&manifest.program).len());
         let queue = Queue::new(gpu, bytes, room.staging_bytes, channel_events + channels, room.marks)?;
         let ranks = manifest.memory.len() as u32;
         let (started, addresses) = (Instant::now(), Vec::new());

@@ -58,7 +58,8 @@ impl Touches {
             let exchanges = manifest.program.partner(stage.stage.index()).is_some();
             let table = stage.params.iter().filter(|p| exchanges && p.other_end.is_some());
             let table = table.flat_map(|p| [p.gradient, p.other_end]);
-            for place in [io.recv_f, io.send_f, io.recv_b, io.send_b].into_iter().chain(table).flatten() {
+            let sums = [io.norm, io.total];
+            for place in [io.recv_f, io.send_f, io.recv_b, io.send_b].into_iter().chain(sums).chain(table).flatten() {
                 for slot in 0..u64::from(place.slots) {
                     let end = place.at(slot) + place.bytes;
                     slots.insert(place.at(slot), Touched { end, ..Touched::default() });
