@@ -4,63 +4,17 @@
 //! It is slow and knows no formula: every figure is counted while a run goes on.
 
 use crate::norms::{Norms, Way};
+pub use crate::observed::Observed;
+pub use crate::random::Random;
 use crate::ring::{Ring, Slot, waits};
 use artifact::stream::{Op, Policy, Program, RingSizes};
 use std::collections::{BTreeMap, HashSet, VecDeque};
-
-/// splitmix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    /// One of `n` times.
-    pub fn one_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
-    }
-
-    pub fn pick<'a, T: ?Sized>(&mut self, from: &[&'a T]) -> &'a T {
-        from[self.below(from.len() as u64) as usize]
-    }
-}
 
 /// How long an instruction takes, and a transfer from the moment when both sides are there; whether it is one of a tied table's
 /// gradient.
 pub struct Durations<'a> {
     pub compute: &'a mut dyn FnMut(Op, usize) -> u64,
     pub hop: &'a mut dyn FnMut(bool) -> u64,
-}
-
-/// What a run showed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Observed {
-    /// By stage and micro-batch.
-    pub drift: Vec<Vec<u64>>,
-    pub delay: Vec<Vec<u64>>,
-    /// By stage: most slots of each ring that were taken at once.
-    pub used: Vec<RingSizes>,
-    /// By rank: most micro-batches between the start of F and the end of B (W), those of all its stages summed.
-    pub in_flight: Vec<u32>,
-    /// By rank: time spent computing, time of the first start and of the last end.
-    pub busy: Vec<u64>,
-    pub span: Vec<(u64, u64)>,
-    /// By stage and update: when it was made.
-    pub updated: Vec<Vec<u64>>,
-}
-
-impl Observed {
-    pub fn makespan(&self) -> u64 {
-        self.span.iter().map(|(_, end)| *end).max().unwrap_or(0)
-    }
 }
 
 #[derive(Clone, Debug)]
