@@ -6,6 +6,7 @@ use crate::device::cuda::blas::Blas;
 use crate::device::cuda::driver::{EventHandle, Function, Gpu, Loaded, Queue};
 use crate::device::cuda::local::{Board, Lost, Offer};
 use crate::device::cuda::nccl::{Comm, Nccl, UniqueId};
+use crate::device::cuda::patience::Patience;
 use crate::device::library::Library;
 use crate::device::{Command, Device, Fault, Move, Room, Stream};
 use artifact::bundle::Bundle;
@@ -76,7 +77,7 @@ pub struct OnGpu {
     blas: Option<Blas>,
     rank: RankId,
     ranks: u32,
-    deadline: Duration,
+    patience: Patience,
     /// The first of the events of channels, after those of slots.
     channel_events: usize,
     started: Instant,
@@ -92,7 +93,7 @@ impl OnGpu {
         rank: RankId,
         room: Room,
         peers: Peers,
-        deadline: Duration,
+        patience: Patience,
     ) -> Result<OnGpu, String> {
         let bytes = manifest.memory[rank.index()].total;
         let (channel_events, channels) = (room.events, channels(&manifest.program).len());
@@ -100,7 +101,7 @@ impl OnGpu {
         let ranks = manifest.memory.len() as u32;
         let (started, addresses) = (Instant::now(), Vec::new());
         let blas = None;
-        Ok(OnGpu { peers, queue, functions, blas, rank, ranks, deadline, channel_events, started, addresses })
+        Ok(OnGpu { peers, queue, functions, blas, rank, ranks, patience, channel_events, started, addresses })
     }
 
     /// Joins the communicator, and moves a few bytes to and from every rank that this one exchanges with: no connection is made later, in the
@@ -108,25 +109,23 @@ impl OnGpu {
     pub fn join(&mut self, manifest: &Manifest) -> Result<(), Fault> {
         let Peers::Waiting(nccl, id) = &self.peers else { return Ok(()) };
         self.queue.enter().map_err(Fault::Device)?;
-        let comm = Comm::join(nccl.clone(), *id, self.rank.0, self.ranks, self.deadline).map_err(Fault::Device)?;
+        let comm = Comm::join(nccl.clone(), *id, self.rank.0, self.ranks, self.patience.clone())?;
         // Zeros over zeros: nothing is in the arena yet.
         let bytes = WARM_UP_BYTES.min(self.queue.bytes());
         let address = self.queue.address(0, bytes);
         let both = |peer: u32| [(true, peer, address, bytes), (false, peer, address, bytes)];
         let moves: Vec<_> = neighbours(manifest, self.rank).into_iter().flat_map(both).collect();
         let stream = self.queue.stream(Stream::Transfers as usize);
-        comm.exchange(&moves, stream, self.deadline).map_err(Fault::Device)?;
-        self.peers = Peers::Nccl(comm);
+        comm.exchange(&moves, stream)?;
         self.queue.record(Stream::Transfers as usize, 0).map_err(Fault::Device)?;
-        while !self.happened(0)? {
-            if self.started.elapsed() >= self.deadline {
-                return Err(Fault::Device(format!(
-                    "the first transfers with its neighbours were not done after {} s",
-                    self.deadline.as_secs_f64()
-                )));
+        self.patience.until("the first transfers with its neighbours were not done", || {
+            let happened = self.queue.happened(0)?;
+            if !happened {
+                comm.check()?;
             }
-            self.pause();
-        }
+            Ok(happened.then_some(()))
+        })?;
+        self.peers = Peers::Nccl(comm);
         Ok(())
     }
 
@@ -158,7 +157,7 @@ impl OnGpu {
                 let address = |m: &Move| (m.sends, m.peer.0, self.queue.address(m.offset, m.bytes), m.bytes);
                 let moves: Vec<_> = moves.iter().map(address).collect();
                 let stream = self.queue.stream(Stream::Transfers as usize);
-                comm.exchange(&moves, stream, self.deadline).map_err(Fault::Device)
+                comm.exchange(&moves, stream)
             }
             Peers::Local(board) => self.exchange_here(board, moves),
             Peers::None | Peers::Waiting(..) => Err(Fault::Device("there is no way to the other ranks".into())),
@@ -172,7 +171,9 @@ impl OnGpu {
         let device = Fault::Device;
         let lost = |peer: RankId, lost: Lost| match lost {
             Lost::Gone(rank) => Fault::Peer(peer, format!("rank {rank} gave up")),
-            Lost::Late => Fault::Peer(peer, format!("rank {peer} did not come for {} s", self.deadline.as_secs_f64())),
+            Lost::Late => {
+                Fault::Peer(peer, format!("rank {peer} did not come for {} s", self.patience.deadline.as_secs_f64()))
+            }
         };
         for m in moves.iter().filter(|m| m.sends) {
             let event = self.channel_events + m.channel;
@@ -181,7 +182,7 @@ impl OnGpu {
             board.offer(m.channel, Offer { address, bytes: m.bytes, full: self.queue.event(event) });
         }
         for m in moves.iter().filter(|m| !m.sends) {
-            let offer = board.take(m.channel, self.deadline).map_err(|l| lost(m.peer, l))?;
+            let offer = board.take(m.channel, self.patience.deadline).map_err(|l| lost(m.peer, l))?;
             if offer.bytes != m.bytes {
                 let what = format!("rank {} sends {} bytes where {} are expected", m.peer, offer.bytes, m.bytes);
                 return Err(Fault::Device(what));
@@ -193,7 +194,7 @@ impl OnGpu {
             board.taken(m.channel, self.queue.event(event));
         }
         for m in moves.iter().filter(|m| m.sends) {
-            let copied = board.copied(m.channel, self.deadline).map_err(|l| lost(m.peer, l))?;
+            let copied = board.copied(m.channel, self.patience.deadline).map_err(|l| lost(m.peer, l))?;
             self.queue.wait_for(transfers, copied).map_err(device)?;
         }
         Ok(())
@@ -219,7 +220,7 @@ fn neighbours(manifest: &Manifest, rank: RankId) -> BTreeSet<u32> {
 impl Drop for OnGpu {
     fn drop(&mut self) {
         if let Peers::Nccl(comm) = std::mem::replace(&mut self.peers, Peers::None) {
-            comm.leave(self.deadline);
+            comm.leave();
         }
         if self.queue.abandoned {
             // Ending it would wait for what may never end.

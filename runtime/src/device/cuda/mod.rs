@@ -8,12 +8,14 @@ mod device;
 mod driver;
 mod local;
 mod nccl;
+mod patience;
 
 use crate::device::cuda::blas::{Blas, Lt};
 use crate::device::cuda::device::{Functions, OnGpu, Peers};
 use crate::device::cuda::driver::{Driver, EventHandle, Gpu};
 use crate::device::cuda::local::Board;
 use crate::device::cuda::nccl::{Nccl, UniqueId};
+use crate::device::cuda::patience::Patience;
 use crate::device::pipeline::Machine;
 use crate::device::{Device, Fault, Room, library};
 use crate::error::RunError;
@@ -38,9 +40,8 @@ pub struct Cuda<'b> {
     transport: Transport,
     /// cuBLASLt, for a bundle that is tuned, or to be.
     library: Option<Arc<Lt>>,
-    deadline: Duration,
-    /// In a run of several processes: this one's part.
-    member: Option<Arc<Member>>,
+    /// Knows this process's part in a run of several.
+    patience: Patience,
 }
 
 /// How the ranks' transfers go.
@@ -160,7 +161,8 @@ impl<'b> Cuda<'b> {
             Some(_) => Some(tuned_with(&bundle.manifest).map_err(missing)?),
             None => None,
         };
-        let cuda = Cuda { bundle, driver, chip, ordinals, transport, library, deadline, member };
+        let patience = Patience { deadline, member };
+        let cuda = Cuda { bundle, driver, chip, ordinals, transport, library, patience };
         cuda.has_room().map_err(missing)?;
         Ok(cuda)
     }
@@ -174,7 +176,7 @@ impl<'b> Cuda<'b> {
         place(1, driver.count().min(1)).map_err(missing)?;
         let library = Some(Arc::new(Lt::load().map_err(missing)?));
         let (ordinals, transport) = (vec![0; bundle.manifest.memory.len()], Transport::None);
-        Ok(Cuda { bundle, driver, chip, ordinals, transport, library, deadline, member: None })
+        Ok(Cuda { bundle, driver, chip, ordinals, transport, library, patience: Patience { deadline, member: None } })
     }
 
     /// Whether a GPU runs the code.
@@ -216,7 +218,7 @@ impl<'b> Cuda<'b> {
 
     /// Whether a rank is of this process.
     fn is_here(&self, rank: usize) -> bool {
-        self.member.as_ref().is_none_or(|member| member.rank.index() == rank)
+        self.patience.member.as_ref().is_none_or(|member| member.rank.index() == rank)
     }
 }
 
@@ -288,12 +290,14 @@ impl Machine for Cuda<'_> {
             Transport::Local(board) => Peers::Local(board.clone()),
             Transport::Nccl(nccl, id) => Peers::Waiting(nccl.clone(), *id),
         };
-        let mut device = OnGpu::new(gpu, functions, manifest, rank, room, peers, self.deadline).map_err(failed)?;
+        let mut device =
+            OnGpu::new(gpu, functions, manifest, rank, room, peers, self.patience.clone()).map_err(failed)?;
         if let Some(blas) = blas {
             device.use_library(blas, manifest).map_err(failed)?;
         }
         device.join(manifest).map_err(|fault| match fault {
-            Fault::Device(what) | Fault::Peer(_, what) => failed(what),
+            Fault::Device(what) => failed(what),
+            Fault::Peer(_, what) => RunError::Waited(format!("rank {rank} can't go on, {what}")),
             Fault::Killed => failed("it was killed".into()),
         })?;
         Ok(Box::new(device))

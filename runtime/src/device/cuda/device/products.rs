@@ -30,8 +30,11 @@ impl OnGpu {
         }
         self.queue.record(Stream::Compute as usize, 0)?;
         while !self.queue.happened(0)? {
-            if self.started.elapsed() >= self.deadline {
-                return Err(format!("its first products were not done after {} s", self.deadline.as_secs_f64()));
+            if self.started.elapsed() >= self.patience.deadline {
+                return Err(format!(
+                    "its first products were not done after {} s",
+                    self.patience.deadline.as_secs_f64()
+                ));
             }
             self.pause();
         }

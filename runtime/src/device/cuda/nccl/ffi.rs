@@ -5,12 +5,13 @@
 //! The functions have the types of `nccl.h`, which `cudarc` has transcribed; the library stays open as long as the process. A communicator is
 //! used by its owner only, on one thread at a time, and is destroyed once.
 
+use crate::device::Fault;
+use crate::device::cuda::patience::Patience;
 use cudarc::nccl::sys;
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 pub const UNIQUE_ID_BYTES: usize = 128;
 
@@ -23,8 +24,6 @@ const UNDEFINED: c_int = c_int::MIN;
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
 /// NCCL 2.28.0, whose configuration this is; older libraries read the part that they know.
 const CONFIG_VERSION: u32 = 22800;
-/// Pause between looks at a call in progress.
-const LOOK: Duration = Duration::from_micros(50);
 
 /// `ncclCodet`, of which a later library may have more than this one knows.
 type Code = c_int;
@@ -128,6 +127,7 @@ impl Nccl {
 pub struct Comm {
     nccl: Arc<Nccl>,
     comm: RawComm,
+    patience: Patience,
     aborted: bool,
 }
 
@@ -135,11 +135,12 @@ pub struct Comm {
 unsafe impl Send for Comm {}
 
 impl Comm {
-    /// Joins the communicator of `ranks` ranks. The GPU's context must be the thread's. All ranks join within the deadline.
+    /// Joins the communicator of `ranks` ranks. The GPU's context must be the thread's. All ranks join within the deadline; no call of the communicator
+    /// is waited for longer than that, or after the run has failed elsewhere.
     ///
     /// # Errors
     /// In words.
-    pub fn join(nccl: Arc<Nccl>, id: UniqueId, rank: u32, ranks: u32, deadline: Duration) -> Result<Comm, String> {
+    pub fn join(nccl: Arc<Nccl>, id: UniqueId, rank: u32, ranks: u32, patience: Patience) -> Result<Comm, Fault> {
         // SAFETY: plain data; zero is a value of every field. The id has the size of NCCL's.
         let (mut config, raw_id) = unsafe {
             let config = std::mem::MaybeUninit::<sys::ncclConfig_t>::zeroed().assume_init();
@@ -165,21 +166,19 @@ impl Comm {
         let mut comm = null_mut();
         // SAFETY: the configuration says its own size.
         let begun = unsafe { (nccl.init)(&raw mut comm, ranks as c_int, raw_id, rank as c_int, &raw mut config) };
-        let joined = Comm { nccl, comm, aborted: false };
-        joined.settle(begun, deadline).map_err(|what| format!("joining the other ranks: {what}"))?;
-        Ok(joined)
+        let joined = Comm { nccl, comm, patience, aborted: false };
+        match joined.settle(begun) {
+            Ok(()) => Ok(joined),
+            Err(Fault::Device(what)) => Err(Fault::Device(format!("joining the other ranks: {what}"))),
+            Err(fault) => Err(fault),
+        }
     }
 
     /// Enqueues transfers as one group: (whether it sends, peer, address, bytes). Returns when they are enqueued.
     ///
     /// # Errors
     /// In words.
-    pub fn exchange(
-        &self,
-        moves: &[(bool, u32, u64, u64)],
-        stream: *mut c_void,
-        deadline: Duration,
-    ) -> Result<(), String> {
+    pub fn exchange(&self, moves: &[(bool, u32, u64, u64)], stream: *mut c_void) -> Result<(), Fault> {
         // SAFETY: addresses of checked places in arenas that outlive the stream's work.
         let ended = unsafe {
             let mut first = (self.nccl.group_start)();
@@ -192,7 +191,7 @@ impl Comm {
             let ended = (self.nccl.group_end)();
             if first == SUCCESS { ended } else { first }
         };
-        self.settle(ended, deadline)
+        self.settle(ended)
     }
 
     /// Whether all is well; NCCL's words when it is not.
@@ -214,16 +213,13 @@ impl Comm {
     }
 
     /// Waits for a call that may still be in progress.
-    fn settle(&self, mut result: Code, deadline: Duration) -> Result<(), String> {
-        let start = Instant::now();
-        while result == IN_PROGRESS {
-            if start.elapsed() >= deadline {
-                return Err(format!("NCCL was not done after {} s", deadline.as_secs_f64()));
-            }
-            std::thread::sleep(LOOK);
-            result = self.state()?;
-        }
-        if result == SUCCESS { Ok(()) } else { Err(self.nccl.words(result, self.comm)) }
+    fn settle(&self, begun: Code) -> Result<(), Fault> {
+        let mut state = Some(begun);
+        self.patience.until("NCCL was not done", || match state.take().map_or_else(|| self.state(), Ok)? {
+            SUCCESS => Ok(Some(())),
+            IN_PROGRESS => Ok(None),
+            error => Err(self.nccl.words(error, self.comm)),
+        })
     }
 
     /// Ends all transfers at once.
@@ -236,13 +232,13 @@ impl Comm {
     }
 
     /// Leaves in peace: all ranks do.
-    pub fn leave(mut self, deadline: Duration) {
+    pub fn leave(mut self) {
         if self.aborted || self.comm.is_null() {
             return;
         }
         // SAFETY: finalised, then destroyed once.
         let done = unsafe { (self.nccl.finalize)(self.comm) };
-        if self.settle(done, deadline).is_ok() {
+        if self.settle(done).is_ok() {
             unsafe { (self.nccl.destroy)(self.comm) };
             self.aborted = true;
         }
@@ -252,5 +248,93 @@ impl Comm {
 impl Drop for Comm {
     fn drop(&mut self) {
         self.abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::cuda::patience;
+    use artifact::ids::RankId;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    use std::time::Duration;
+
+    /// What the library that never loads says of its calls in progress.
+    static STATE: AtomicI32 = AtomicI32::new(IN_PROGRESS);
+
+    unsafe extern "C" fn version(_: *mut c_int) -> Code {
+        SUCCESS
+    }
+    unsafe extern "C" fn unique_id(_: *mut UniqueId) -> Code {
+        SUCCESS
+    }
+    unsafe extern "C" fn init(
+        _: *mut RawComm,
+        _: c_int,
+        _: sys::ncclUniqueId,
+        _: c_int,
+        _: *mut sys::ncclConfig_t,
+    ) -> Code {
+        IN_PROGRESS
+    }
+    unsafe extern "C" fn async_error(_: RawComm, state: *mut Code) -> Code {
+        // SAFETY: the caller gives a place for one value.
+        unsafe { *state = STATE.load(Ordering::Relaxed) };
+        SUCCESS
+    }
+    unsafe extern "C" fn error_string(_: Code) -> *const c_char {
+        c"it broke".as_ptr()
+    }
+    unsafe extern "C" fn last_error(_: RawComm) -> *const c_char {
+        c"".as_ptr()
+    }
+    unsafe extern "C" fn group() -> Code {
+        SUCCESS
+    }
+    unsafe extern "C" fn transfer(_: *mut c_void, _: usize, _: c_int, _: c_int, _: RawComm, _: *mut c_void) -> Code {
+        IN_PROGRESS
+    }
+    unsafe extern "C" fn end(_: RawComm) -> Code {
+        SUCCESS
+    }
+
+    /// A library whose calls begin and don't end while nobody sets the state.
+    fn slow() -> Arc<Nccl> {
+        Arc::new(Nccl {
+            version,
+            unique_id,
+            init,
+            async_error,
+            error_string,
+            last_error,
+            group_start: group,
+            group_end: group,
+            send: transfer,
+            receive: transfer,
+            finalize: end,
+            destroy: end,
+            abort: end,
+            _library: libloading::os::unix::Library::this().into(),
+        })
+    }
+
+    /// In one test: the state is all calls'.
+    #[test]
+    fn calls_in_progress_end_with_their_result_the_deadline_or_the_failure_of_another_process() {
+        let join = |patience| Comm::join(slow(), [0; UNIQUE_ID_BYTES], 0, 2, patience).map(|_| ());
+        let [stays, goes] = patience::tests::two();
+        std::thread::scope(|scope| {
+            let joins = scope.spawn(|| join(stays.clone()));
+            drop(goes);
+            assert_eq!(joins.join().unwrap(), Err(Fault::Peer(RankId(0), "the process of rank 1 is gone".into())));
+        });
+        let brief = Patience { deadline: Duration::ZERO, member: None };
+        let late = "joining the other ranks: NCCL was not done after 0 s";
+        assert_eq!(join(brief.clone()), Err(Fault::Device(late.into())));
+        STATE.store(1, Ordering::Relaxed);
+        let patient = Patience { deadline: Duration::from_secs(60), ..brief };
+        assert_eq!(join(patient.clone()), Err(Fault::Device("joining the other ranks: NCCL: it broke".into())));
+        STATE.store(SUCCESS, Ordering::Relaxed);
+        assert_eq!(join(patient), Ok(()));
     }
 }
