@@ -301,16 +301,24 @@ fn bf16_trains_as_the_cpu_does_in_bf16() {
     assert!(device.losses[0] != f32.losses[0], "activations were rounded");
 }
 
-/// A pack without its programs, made by its script's commands.
-fn pack(chip: &str) -> Project {
+/// What differs from f32 in a pack's bundles.
+const F32: (&str, &str) = ("f32", "pipeline.matmul=f32");
+const TF32: (&str, &str) = ("tf32", "pipeline.matmul=tf32");
+const BF16: (&str, &str) = ("bf16", "model.dtype=bf16");
+
+/// A pack without its programs, made by its script's commands: kernels of each kind, a training on two ranks.
+fn pack(chip: &str, kinds: &[(&str, &str)]) -> Project {
     let project = Project::new(SPEC);
     let target = if chip == "emulated" { "cuda-emulated".into() } else { format!("cuda:{chip}") };
-    let compile = |folder: &str, ranks: &str| {
+    let compile = |folder: &str, ranks: &str, set: &str| {
         let folder = format!("pack/{folder}-{chip}");
-        project.output(&["compile", "spec.pace", "--target", &target, "-o", &folder, "--set", ranks]);
+        let set = ["--set", set, "--set", ranks];
+        project.output(&[&["compile", "spec.pace", "--target", &target, "-o", &folder][..], &set].concat());
     };
-    compile("kernels", "machine.ranks=1");
-    compile("train-two", "machine.ranks=2");
+    for (kind, set) in kinds {
+        compile(&format!("kernels-{kind}"), "machine.ranks=1", set);
+    }
+    compile("train-two", "machine.ranks=2", F32.1);
     assert_eq!(project.train("spec.pace", 3, &[]).losses.len(), 3);
     std::fs::rename(project.path("metrics.jsonl"), project.path("pack/losses-two.jsonl")).expect("metrics");
     std::fs::copy(licence(), project.path("pack/text")).expect("a text");
@@ -320,32 +328,81 @@ fn pack(chip: &str) -> Project {
 /// The check that runs on a GPU, with the emulator in its place.
 #[test]
 fn a_pack_is_checked_and_what_is_wrong_in_it_is_found() {
-    let project = pack("emulated");
-    project.output(&["gpu-expect", "pack/kernels-emulated", "-o", "pack/expected"]);
+    let project = pack("emulated", &[F32, TF32, BF16]);
+    for kind in ["f32", "tf32", "bf16"] {
+        let (bundle, file) = (format!("pack/kernels-{kind}-emulated"), format!("pack/expected-{kind}"));
+        project.output(&["gpu-expect", &bundle, "-o", &file]);
+    }
+    // A training in bf16 has its kernels.
+    std::fs::rename(project.path("pack/kernels-bf16-emulated"), project.path("bf16")).expect("made above");
+    for name in ["kernels", "train"] {
+        copy(&project.path("bf16"), &project.path(&format!("pack/{name}-bf16-emulated")));
+    }
+    project.train("spec.pace", 3, &["--set", BF16.1]);
+    std::fs::rename(project.path("metrics.jsonl"), project.path("pack/losses-bf16.jsonl")).expect("metrics");
     let said = project.output(&["gpu-check", "pack"]);
-    assert!(said.contains("have the emulator's bits, 0 are wrong"), "{said}");
+    assert_eq!(said.matches("have the emulator's bits, 0 are wrong").count(), 3, "{said}");
     assert!(said.contains("fine   training two for emulated: 2 ranks, 3 updates"), "{said}");
     assert!(said.contains("fine   training two for emulated, by the library: 2 ranks, 3 updates"), "{said}");
     assert!(said.contains(" library  matmul_nt_") && said.contains(", 0 of 2 algorithms refused\n"), "{said}");
+    assert!(said.contains("fine   training bf16 for emulated: 1 ranks, 3 updates"), "{said}");
     assert!(said.ends_with("gpu-check: all as expected\n"), "{said}");
 
-    // One operand of one kernel, and one loss.
-    let mut expected = std::fs::read(project.path("pack/expected")).expect("written above");
-    let last = expected.len() - 2;
-    expected[last] ^= 0x40;
-    std::fs::write(project.path("pack/expected"), expected).expect("writable");
+    // The largest number of an operand by 5e-5, in f32 and in tf32; one number of bf16 by a step, one by 2 or a half; and one loss.
+    let more = |bytes: &mut [u8]| enlarge(bytes, 1.0 + 5e-5);
+    let far = |bytes: &mut [u8]| bytes[1] ^= 1;
+    alter(&project.path("pack/expected-f32"), "matmul_nn_16x48x16_bias/3", more);
+    alter(&project.path("pack/expected-tf32"), "matmul_nn_16x48x16_bias_tf32/3", more);
+    alter(&project.path("pack/expected-bf16"), "matmul_nn_16x48x16_bias_bf16/3", |bytes| bytes[0] ^= 1);
+    alter(&project.path("pack/expected-bf16"), "layernorm_16x16_bf16/3", far);
     let losses = std::fs::read_to_string(project.path("pack/losses-two.jsonl")).expect("written above");
     std::fs::write(project.path("pack/losses-two.jsonl"), losses.replacen("\"loss\":5", "\"loss\":6", 1))
         .expect("writable");
+    std::fs::remove_dir_all(project.path("pack/train-bf16-emulated")).expect("checked once");
     let (status, said, _) = project.outcome(&["gpu-check", "pack"]);
     assert_eq!(status, Some(1), "{said}");
-    assert!(said.contains("1 are wrong\n  WRONG  ") && said.contains("WRONG  training two"), "{said}");
-    assert!(said.ends_with("gpu-check: 2 wrong\n"), "{said}");
+    let judged =
+        |name: &str| said.lines().find(|l| l.contains(&format!("  {name}: "))).map(|l| l.trim()[..5].to_owned());
+    assert_eq!(judged("matmul_nn_16x48x16_bias").as_deref(), Some("WRONG"), "{said}");
+    assert_eq!(judged("matmul_nn_16x48x16_bias_tf32").as_deref(), Some("close"), "{said}");
+    assert_eq!(judged("matmul_nn_16x48x16_bias_bf16").as_deref(), Some("close"), "{said}");
+    assert_eq!(judged("layernorm_16x16_bf16").as_deref(), Some("WRONG"), "{said}");
+    assert!(said.contains("WRONG  training two"), "{said}");
+    assert!(said.ends_with("gpu-check: 3 wrong\n"), "{said}");
+}
+
+/// Copies the files of a folder.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).expect("a writable folder");
+    for entry in std::fs::read_dir(from).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        std::fs::copy(&path, to.join(path.file_name().expect("a file"))).expect("a copy");
+    }
+}
+
+/// Changes a tensor in a file of safetensors.
+fn alter(file: &Path, tensor: &str, change: impl Fn(&mut [u8])) {
+    let mut bytes = std::fs::read(file).expect("a file of the pack");
+    let (length, rest) = bytes.split_first_chunk().expect("the header's length");
+    let header = u64::from_le_bytes(*length) as usize;
+    let names: serde_json::Value = serde_json::from_slice(&rest[..header]).expect("a header");
+    let offset = |i: usize| names[tensor]["data_offsets"][i].as_u64().expect("the tensor is there") as usize;
+    let (from, to) = (8 + header + offset(0), 8 + header + offset(1));
+    change(&mut bytes[from..to]);
+    std::fs::write(file, bytes).expect("writable");
+}
+
+/// Multiplies the largest of numbers of f32, all positive.
+fn enlarge(bytes: &mut [u8], factor: f32) {
+    let (numbers, _) = bytes.as_chunks_mut();
+    let largest = numbers.iter_mut().max_by(|a, b| f32::from_le_bytes(**a).total_cmp(&f32::from_le_bytes(**b)));
+    let largest = largest.expect("numbers");
+    *largest = (f32::from_le_bytes(*largest) * factor).to_le_bytes();
 }
 
 #[test]
 fn a_pack_on_a_machine_without_a_gpu_says_so() {
-    let project = pack("sm_90");
+    let project = pack("sm_90", &[F32]);
     let (status, _, stderr) = project.outcome(&["gpu-check", "pack"]);
     // A machine with a GPU misses the file of expectations.
     let known = ["has no NVIDIA driver", "finds no GPU", "pack/expected"];

@@ -3,7 +3,7 @@
 use crate::toy::{self, Schedule, toy};
 use artifact::bundle::{Bundle, BundleError, CHECKSUMS, MANIFEST};
 use artifact::ids::StageId;
-use artifact::program::{Image, Launch};
+use artifact::program::{Elem, Image, Launch};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -247,6 +247,7 @@ fn on_a_gpu() -> Bundle {
     bundle.manifest.cpu = "cuda:sm_80".into();
     for (i, kernel) in bundle.manifest.kernels.iter_mut().enumerate() {
         kernel.launches = vec![Launch { entry: format!("k{i}"), grid: [3, 2, 1], threads: 64 }];
+        kernel.elements = vec![Elem::F32; kernel.args as usize];
     }
     for image in &mut bundle.images {
         image.code = b".version 7.0\n".to_vec();
@@ -279,6 +280,7 @@ fn launches_that_no_gpu_takes_are_found() {
         // Another kernel's function.
         (launch(|l| l.entry = "k2".into()), "launches `k2`, which its code does not have"),
         (damaged(|b| b.manifest.kernels[1].launches.clear()), "launches nothing, and the images are for cuda:sm_80"),
+        (damaged(|b| b.manifest.kernels[1].elements.truncate(2)), "has 3 operands, and elements of 2"),
         (damaged(|b| b.manifest.cpu = "x86-64-v3".into()), "launches functions of a GPU, and the images are for x86"),
         (damaged(|b| b.manifest.cpu = "cuda-emulated".into()), "launches `k"),
     ];

@@ -3,7 +3,7 @@
 use crate::toy::{self, Log, Place as Folder, Schedule, toy};
 use artifact::bundle::check_manifest;
 use artifact::product::{Elements, Form, Product};
-use artifact::program::{Call, KernelEntry, Launch, Manifest, Place};
+use artifact::program::{Call, Elem, KernelEntry, Launch, Manifest, Place};
 use artifact::tuning::{Algorithm, Choice, Identity, Workspace};
 use runtime::device::emulated::played::{Method, Played};
 use runtime::device::emulated::{Emulation, World};
@@ -42,15 +42,11 @@ fn manifest() -> Manifest {
     let mut manifest = toy::manifest(toy(Schedule::Gpipe, 1, 1));
     manifest.cpu = "cuda-emulated".into();
     let kernel = manifest.kernels.len() as u32;
-    manifest.kernels.push(KernelEntry {
-        name: "product".into(),
-        scratch_bytes: 0,
-        args: 3,
-        launches: Vec::new(),
-        product: Some(PRODUCT),
-    });
+    let product = Some(PRODUCT);
+    manifest.kernels.push(KernelEntry { name: "product".into(), args: 3, product, ..KernelEntry::default() });
     for entry in &mut manifest.kernels {
         entry.launches = vec![Launch { entry: entry.name.clone(), grid: [1; 3], threads: 32 }];
+        entry.elements = vec![Elem::F32; entry.args as usize];
     }
     let mut args = Vec::new();
     for bytes in PRODUCT.operand_bytes() {

@@ -1,26 +1,22 @@
 //! `paceline gpu-check DIR`: what a pack of `make gpu-pack` says about this machine's GPU; and `paceline gpu-expect`, which makes a part of it.
 //!
-//! A pack has `kernels-CHIP/` (a bundle on one rank), `expected` (what the emulator says that its kernels do), and for each training `train-NAME-CHIP/`
-//! (a bundle) with `losses-NAME.jsonl` (the CPU's metrics); `text` is the data.
+//! A pack has bundles on one rank, `kernels-NAME-CHIP/`, with what the emulator says that their kernels do, `expected-NAME`; and for each training a bundle
+//! `train-NAME-CHIP/` with the CPU's metrics, `losses-NAME.jsonl`; `text` is the data.
 
 use super::gpu_products;
 use crate::cli::{GpuCheck, GpuExpect};
 use crate::failure::Failure;
 use crate::output;
 use artifact::bundle::Bundle;
-use runtime::device::expected;
 use runtime::device::pipeline::{DeviceOptions, Machine};
-use runtime::device::probe::{distance, probe};
+use runtime::device::probe::{Probe, probe};
+use runtime::device::{bands, expected};
 use runtime::observe::UpdateRecord;
 use runtime::{Inputs, Observer, RunError, RunOptions};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Of a kernel's numbers, relative to their largest: several roundings more than the emulator's.
-const KERNEL_APART_MAX: f64 = 1e-5;
-/// Of a loss, relative.
-const LOSS_APART_MAX: f64 = 1e-3;
 /// Kernels that are listed with how far they are apart.
 const LISTED_MAX: usize = 20;
 
@@ -35,30 +31,34 @@ pub fn expect(args: &GpuExpect) -> Result<(), Failure> {
 
 pub fn run(args: &GpuCheck) -> Result<(), Failure> {
     let deadline = Duration::from_secs(args.deadline_s);
-    let kernels = named(&args.pack, "kernels-")?;
-    let mut refused = None;
-    let mut runs = BTreeMap::new();
-    for (chip, dir) in kernels {
-        let bundle = super::read_bundle(&dir)?;
+    let (kernels, trainings) = (named(&args.pack, "kernels-")?, named(&args.pack, "train-")?);
+    // By chip: whether this machine has it. A chip's bundles are alike.
+    let (mut chips, mut refused) = (BTreeMap::new(), None);
+    for (_, chip, dir) in &kernels {
+        if chips.contains_key(chip) {
+            continue;
+        }
+        let bundle = super::read_bundle(dir)?;
         match devices(&bundle, deadline).and_then(|machine| machine.describe()) {
             Ok(lines) => {
                 output::write(&(lines.join("\n") + "\n"))?;
-                runs.insert(chip, bundle);
+                chips.insert(chip, true);
             }
-            Err(error) => refused = Some(error),
+            Err(error) => {
+                chips.insert(chip, false);
+                refused = Some(error);
+            }
         }
     }
-    if let (true, Some(error)) = (runs.is_empty(), refused) {
+    if let (false, Some(error)) = (chips.values().any(|here| *here), refused) {
         return Err(outside(error));
     }
     let mut wrong = 0;
-    for (chip, bundle) in &runs {
-        wrong += check_kernels(chip, bundle, &args.pack.join("expected"), deadline)?;
-        for (name, dir) in named(&args.pack, "train-")? {
-            if let Some(name) = name.strip_suffix(&format!("-{chip}")) {
-                wrong += check_training(name, chip, &dir, &args.pack, deadline)?;
-            }
-        }
+    for (name, chip, dir) in kernels.iter().filter(|(_, chip, _)| chips[chip]) {
+        wrong += check_kernels((name, chip), dir, &args.pack, deadline)?;
+    }
+    for (name, chip, dir) in trainings.iter().filter(|(_, chip, _)| chips.get(chip) == Some(&true)) {
+        wrong += check_training((name, chip), dir, &args.pack, deadline)?;
     }
     if wrong > 0 {
         output::write(&format!("gpu-check: {wrong} wrong\n"))?;
@@ -78,12 +78,15 @@ fn outside(error: RunError) -> Failure {
     Failure::Outside(error.to_string())
 }
 
-/// Folders of the pack whose names begin so, by the rest of the name.
-fn named(pack: &Path, start: &str) -> Result<Vec<(String, PathBuf)>, Failure> {
+/// Folders of the pack whose names begin so: the name, the chip, the folder.
+fn named(pack: &Path, start: &str) -> Result<Vec<(String, String, PathBuf)>, Failure> {
     let entries = std::fs::read_dir(pack).map_err(|e| Failure::file("read", pack, e))?;
     let paths = entries.filter_map(|entry| entry.ok().map(|e| e.path())).filter(|path| path.is_dir());
-    let rest = |path: &PathBuf| Some(path.file_name()?.to_str()?.strip_prefix(start)?.to_owned());
-    let mut found: Vec<_> = paths.filter_map(|path| Some((rest(&path)?, path))).collect();
+    let parts = |path: PathBuf| {
+        let (name, chip) = path.file_name()?.to_str()?.strip_prefix(start)?.rsplit_once('-')?;
+        Some((name.to_owned(), chip.to_owned(), path.clone()))
+    };
+    let mut found: Vec<_> = paths.filter_map(parts).collect();
     found.sort();
     if found.is_empty() {
         let text = format!("{}: no {start}… in it; is this a folder that `make gpu-pack` made?", pack.display());
@@ -93,38 +96,47 @@ fn named(pack: &Path, start: &str) -> Result<Vec<(String, PathBuf)>, Failure> {
 }
 
 /// Compares every kernel; the number of those that are too far apart.
-fn check_kernels(chip: &str, bundle: &Bundle, expected: &Path, deadline: Duration) -> Result<usize, Failure> {
-    let known = expected::read(expected).map_err(|e| Failure::file("read", expected, e))?;
-    let machine = devices(bundle, deadline).map_err(outside)?;
+fn check_kernels(of: (&str, &str), dir: &Path, pack: &Path, deadline: Duration) -> Result<usize, Failure> {
+    let (name, chip) = of;
+    let file = pack.join(format!("expected-{name}"));
+    let known = expected::read(&file).map_err(|e| Failure::file("read", &file, e))?;
+    let bundle = super::read_bundle(dir)?;
+    let machine = devices(&bundle, deadline).map_err(outside)?;
     let found = match probe(&bundle.manifest, &*machine, deadline) {
         Ok(found) => found,
         Err(error) => {
-            output::write(&format!("WRONG  kernels for {chip}: {error}\n"))?;
+            output::write(&format!("WRONG  kernels {name} for {chip}: {error}\n"))?;
             return Ok(1);
         }
     };
     let (mut equal, mut lines, mut wrong) = (0, Vec::new(), 0);
     for probe in &found {
-        let empty = BTreeMap::new();
-        let wanted = known.get(&probe.kernel).map_or(&empty, |p| &p.changed);
-        let operands = probe.changed.keys().chain(wanted.keys());
-        let one = |i| {
-            distance(probe.changed.get(i).map_or(&[][..], Vec::as_slice), wanted.get(i).map_or(&[][..], Vec::as_slice))
-        };
-        let apart = operands.map(one).fold(0.0, f64::max);
-        if apart == 0.0 {
+        let wanted = known.get(&probe.kernel);
+        if wanted.map_or(&BTreeMap::new(), |p| &p.changed) == &probe.changed {
             equal += 1;
             continue;
         }
-        let judged = if apart > KERNEL_APART_MAX { "WRONG" } else { "close" };
-        wrong += usize::from(apart > KERNEL_APART_MAX);
+        let (apart, most) = apart(&bundle, probe, wanted);
+        let judged = if apart > most { "WRONG" } else { "close" };
+        wrong += usize::from(apart > most);
         lines.push(format!("  {judged}  {}: {apart:.1e} apart", probe.kernel));
     }
     lines.sort();
     lines.truncate(LISTED_MAX);
-    let first = format!("kernels for {chip}: {equal} of {} have the emulator's bits, {wrong} are wrong", found.len());
+    let bits = format!("{equal} of {} have the emulator's bits, {wrong} are wrong", found.len());
+    let first = format!("kernels {name} for {chip}: {bits}");
     output::write(&([vec![first], lines].concat().join("\n") + "\n"))?;
     Ok(wrong)
+}
+
+/// How far what a kernel changed is from what it should have changed; and how far it may be.
+fn apart(bundle: &Bundle, found: &Probe, wanted: Option<&Probe>) -> (f64, f64) {
+    let kernel = bundle.manifest.kernels.iter().find(|kernel| kernel.name == found.kernel);
+    let kernel = kernel.expect("the probes are of this bundle's kernels");
+    let none = Vec::new();
+    let content = |probe: Option<&Probe>, i| probe.and_then(|p| p.changed.get(&i)).unwrap_or(&none).clone();
+    let one = |(i, &elem)| bands::distance(&content(Some(found), i), &content(wanted, i), elem);
+    (kernel.elements.iter().enumerate().map(one).fold(0.0, f64::max), bands::of_kernel(kernel))
 }
 
 /// Takes the losses of a run.
@@ -139,7 +151,8 @@ impl Observer for Losses {
 }
 
 /// Trains, with the bundle's own kernels and with the products of the library that there may be; the number of what is wrong.
-fn check_training(name: &str, chip: &str, dir: &Path, pack: &Path, deadline: Duration) -> Result<usize, Failure> {
+fn check_training(of: (&str, &str), dir: &Path, pack: &Path, deadline: Duration) -> Result<usize, Failure> {
+    let (name, chip) = of;
     let bundle = super::read_bundle(dir)?;
     let wrong = train(name, chip, &bundle, pack, deadline)?;
     if wrong > 0 {
@@ -169,7 +182,7 @@ fn train(name: &str, chip: &str, bundle: &Bundle, pack: &Path, deadline: Duratio
         }
     };
     let apart = losses.0.iter().zip(&known).map(|(f, k)| (f - k).abs() / k).fold(0.0, f64::max);
-    let wrong = apart > LOSS_APART_MAX || losses.0.len() != known.len();
+    let wrong = apart > bands::of_losses(&bundle.manifest) || losses.0.len() != known.len();
     let usage = summary.devices.unwrap_or_default();
     output::write(&format!(
         "{}  training {name} for {chip}: {} ranks, {} updates, losses {apart:.1e} from the CPU's, {:.0} tokens/s, {} graphs\n",

@@ -102,18 +102,26 @@ pub fn build(input: &Input) -> Build {
         memory.push(rank_layout.memory(scratch_bytes));
     }
     let stages = stages.into_iter().map(|s| s.expect("every stage is on a rank")).collect();
-    let on_device = !matches!(input.target, Target::Cpu(_));
-    Build { entries: kernels.list.iter().map(|k| entry(k, on_device)).collect(), kernels: kernels.list, stages, memory }
+    Build {
+        entries: kernels.list.iter().map(|kernel| entry(kernel, input.target)).collect(),
+        kernels: kernels.list,
+        stages,
+        memory,
+    }
 }
 
-fn entry(kernel: &Kernel, on_device: bool) -> KernelEntry {
-    let args = kernel.operands().len() + usize::from(kernel.scratch_bytes > 0);
+/// A kernel in the manifest; code generation adds what it launches.
+fn entry(kernel: &Kernel, target: Target) -> KernelEntry {
+    let operands = kernel.operands();
+    let on_device = !matches!(target, Target::Cpu(_));
     KernelEntry {
         name: kernel.name.clone(),
         scratch_bytes: kernel.scratch_bytes,
-        args: args as u32,
+        args: (operands.len() + usize::from(kernel.scratch_bytes > 0)) as u32,
         launches: Vec::new(),
         product: on_device.then(|| product(kernel)).flatten(),
+        elements: operands.iter().filter(|_| on_device).map(|operand| operand.elem).collect(),
+        tensor_cores: on_device && kernel.on_tensor_cores(),
     }
 }
 

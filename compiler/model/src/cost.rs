@@ -5,7 +5,7 @@
 
 use crate::dims::Dims;
 use crate::gpt::stage_graph;
-use crate::graph::{Elem, Part};
+use crate::graph::{Part, elem};
 use crate::kernel::{KernelOp, MatMul, Table, Writes};
 use crate::rules::Rules;
 use crate::stage::{StageError, StagePlan};
@@ -131,7 +131,7 @@ pub fn costs(dims: &Dims, partition: &[Vec<Layer>], recompute: Recompute, rules:
     let layers = LayerWork::new(dims, recompute);
     let work: Vec<Work> = partition.iter().map(|stage| layers.sum(stage)).collect();
     let times = |part: fn(&Work) -> u64| work.iter().map(|w| time_ns(part(w), NOMINAL_FLOPS_PER_S)).collect();
-    let bytes = Elem::from(dims.dtype).bytes() * u64::from(dims.rows()) * u64::from(dims.width);
+    let bytes = elem(dims.dtype).bytes() * u64::from(dims.rows()) * u64::from(dims.width);
     Costs {
         f_ns: times(|w| w.forward),
         i_ns: times(|w| w.input),

@@ -25,7 +25,7 @@
 //! may update the parameter at once.
 
 use crate::gpt::StageGraph;
-use crate::graph::{Graph, Node, Op, ParamId, Part, ShapeError, Source, ValueId};
+use crate::graph::{Graph, Node, Op, ParamId, Part, ShapeError, Source, ValueId, elem};
 use crate::kernel::{Form, Table};
 use dsl::spec::Recompute;
 use std::collections::HashMap;
@@ -61,7 +61,7 @@ pub fn derivative(stage: &StageGraph, recompute: Recompute) -> Result<Derivative
     };
     let output_gradient = stage.output.map(|output| {
         let shape = stage.graph.value(output).shape.clone();
-        let gradient = reverse.graph.external(Source::OutputGradient, stage.graph.dtype.into(), shape);
+        let gradient = reverse.graph.external(Source::OutputGradient, elem(stage.graph.dtype), shape);
         reverse.cotangents.insert(output, gradient);
         gradient
     });

@@ -5,7 +5,7 @@
 //! rows are the logits' columns.
 
 use crate::dims::Dims;
-use crate::graph::{Elem, Graph, Op, ParamId, Part, ShapeError, Source, ValueId};
+use crate::graph::{Elem, Graph, Op, ParamId, Part, ShapeError, Source, ValueId, elem};
 use crate::kernel::Form;
 use artifact::program::Init;
 use dsl::spec::{Dtype, Layer};
@@ -52,7 +52,7 @@ pub fn stage_graph(dims: &Dims, layers: &[Layer], loss_scale: f32) -> Result<Sta
     let rows = builder.graph.rows();
     let first = layers.first() == Some(&Layer::Embed);
     let input =
-        (!first).then(|| builder.graph.external(Source::Input, dims.dtype.into(), vec![rows, dims.width.into()]));
+        (!first).then(|| builder.graph.external(Source::Input, elem(dims.dtype), vec![rows, dims.width.into()]));
     let mut current = input;
     let mut logits_gradient = None;
     for &layer in layers {

@@ -45,32 +45,13 @@ id!(
 /// Dimensions, outermost first.
 pub type Shape = Vec<u64>;
 
-/// Element type of a value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Elem {
-    F32,
-    /// The upper half of an f32.
-    Bf16,
-    U32,
-    F64,
-}
+pub use artifact::program::Elem;
 
-impl Elem {
-    pub fn bytes(self) -> u64 {
-        match self {
-            Elem::Bf16 => 2,
-            Elem::F32 | Elem::U32 => 4,
-            Elem::F64 => 8,
-        }
-    }
-}
-
-impl From<Dtype> for Elem {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Elem::F32,
-            Dtype::Bf16 => Elem::Bf16,
-        }
+/// Elements of a model's activations.
+pub fn elem(dtype: Dtype) -> Elem {
+    match dtype {
+        Dtype::F32 => Elem::F32,
+        Dtype::Bf16 => Elem::Bf16,
     }
 }
 
@@ -212,7 +193,7 @@ impl Graph {
     pub fn push(&mut self, part: Part, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, ShapeError> {
         let shapes: Vec<&[u64]> = inputs.iter().map(|&i| self.value(i).shape.as_slice()).collect();
         // Gradients of parameters are summed in f32.
-        let elem = if part == Part::Weight { Elem::F32 } else { self.dtype.into() };
+        let elem = if part == Part::Weight { Elem::F32 } else { elem(self.dtype) };
         let Some(found) = infer(op, &shapes, elem, self.sequences.into(), self.context.into()) else {
             return Err(ShapeError { op, shapes: shapes.into_iter().map(<[u64]>::to_vec).collect() });
         };

@@ -139,3 +139,10 @@ pub struct Kernel {
     /// Multiple of 64.
     pub scratch_bytes: u64,
 }
+
+impl Kernel {
+    /// Whether its products are those of tensor cores, where it is for a GPU.
+    pub fn on_tensor_cores(&self) -> bool {
+        matches!(self.op, KernelOp::MatMul(_)) && (self.dtype == Dtype::Bf16 || self.products == Products::Tf32)
+    }
+}

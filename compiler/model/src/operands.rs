@@ -1,6 +1,6 @@
 //! Operands of a kernel: how many bytes each has, of which elements, and what is done to it. The table form of the conventions in [`crate::kernel`].
 
-use crate::graph::Elem;
+use crate::graph::{Elem, elem};
 use crate::kernel::{Dtype, Epilogue, Kernel, KernelOp, MatMul, Sink, Table, UpdateRule, Writes};
 
 /// What a kernel does to an operand.
@@ -47,7 +47,7 @@ pub fn operands(op: &KernelOp) -> Vec<Operand> {
 
 /// Operands of an operation in order, without scratch.
 pub fn operands_of(op: &KernelOp, dtype: Dtype) -> Vec<Operand> {
-    let mut list = List { operands: Vec::new(), activation: dtype.into() };
+    let mut list = List { operands: Vec::new(), activation: elem(dtype) };
     match *op {
         KernelOp::Embed { sequences, context, width, vocab } => {
             let rows = len(&[sequences, context]);

@@ -1,4 +1,5 @@
-//! What a bundle's device kernels launch: functions that its images have, over grids and blocks that a GPU takes.
+//! What a bundle's device kernels launch: functions that its images have, over grids and blocks that a GPU takes; and that it says what their
+//! operands are made of.
 
 use crate::program::{Image, KernelEntry, Launch, Manifest};
 
@@ -37,6 +38,10 @@ pub(crate) fn shapes(m: &Manifest) -> Result<(), String> {
             return Err(format!("`{name}` {what}, and the images are for {}", m.cpu));
         }
         kernel.launches.iter().try_for_each(|launch| shape(name, launch))?;
+        let operands = (kernel.args as usize).saturating_sub(usize::from(kernel.scratch_bytes > 0));
+        if !on_cpu && kernel.elements.len() != operands {
+            return Err(format!("`{name}` has {operands} operands, and elements of {}", kernel.elements.len()));
+        }
     }
     Ok(())
 }

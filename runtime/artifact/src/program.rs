@@ -257,8 +257,29 @@ pub struct Memory {
     pub workspace: u64,
 }
 
+/// Element type of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Elem {
+    F32,
+    /// The upper half of an f32.
+    Bf16,
+    U32,
+    F64,
+}
+
+impl Elem {
+    pub fn bytes(self) -> u64 {
+        match self {
+            Elem::Bf16 => 2,
+            Elem::F32 | Elem::U32 => 4,
+            Elem::F64 => 8,
+        }
+    }
+}
+
 /// A kernel in the images: its name is its exported symbol.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelEntry {
     pub name: String,
     /// Bytes of scratch it may use; its last argument.
@@ -271,6 +292,12 @@ pub struct KernelEntry {
     /// On a GPU: what it computes, where that is a matrix product and nothing else.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<Product>,
+    /// On a GPU: elements of each argument but scratch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub elements: Vec<Elem>,
+    /// On a GPU: whether its products are those of tensor cores.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tensor_cores: bool,
 }
 
 /// A function of a device image over a grid of blocks.

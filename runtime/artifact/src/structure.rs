@@ -15,7 +15,8 @@
 //!    transfer rings) share a byte, and a kernel argument lies inside one of them or outside all.
 //! 6. *Calls*: a kernel exists in the stage's image, and gets the arguments and the scratch that it takes.
 //! 7. *Images*: exports are known kernels, ascending, and start inside the code; on a GPU each has the functions that its kernel launches.
-//! 8. *Launches*: kernels of a GPU launch something, those of a CPU nothing; blocks are whole warps of at most 1024 threads, grids not empty.
+//! 8. *Launches*: kernels of a GPU launch something, those of a CPU nothing; blocks are whole warps of at most 1024 threads, grids not empty; elements are
+//!    given for each operand.
 //! 9. *Names*: parameter names are unique over all stages, but for the copy of a tied table at its other end, equal in shape and group. There
 //!    is a group, and each parameter is in one that exists.
 //! 10. *Tied tables*: the one that the first stage embeds with has a buffer for its other end's gradient; where that end is on another rank, the last

@@ -25,6 +25,7 @@
 //! [`GRAPHS_MAX`]; further parts are enqueued one by one. A graph ends when both of its streams have, so an event from before a
 //! graph needs no wait inside. That can't deadlock either: parts are stretches of the one order of all transfers.
 
+pub mod bands;
 pub mod cuda;
 pub mod emulated;
 pub mod engine;

@@ -1,15 +1,16 @@
 //! Every kernel of a bundle once, alone, on given operands: what it changes can be compared between devices.
 //!
-//! A kernel's operands are those of its first call in the bundle. They hold numbers drawn by the kernel's name, positive and below 1 (states and
-//! row sums have roots and logarithms taken), token ids where the call reads tokens, and an optimizer's real vector of numbers.
+//! A kernel's operands are those of its first call in the bundle. They hold numbers drawn by the kernel's name, each as the operand's elements, positive
+//! and below 1 (states and row sums have roots and logarithms taken), token ids where the call reads tokens, and an optimizer's real vector of numbers.
 
 use crate::device::pipeline::Machine;
 use crate::device::{Command, Device, Fault, Room, Stream};
 use crate::draw::Draws;
 use crate::error::RunError;
 use crate::hyper::{self, Terms};
+use artifact::bf16;
 use artifact::ids::RankId;
-use artifact::program::{Call, HYPER_LEN, KernelEntry, Manifest, Place, Stage};
+use artifact::program::{Call, Elem, HYPER_LEN, KernelEntry, Manifest, Place, Stage};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -120,7 +121,9 @@ fn first_of(call: &Call, i: usize) -> usize {
 fn operand(manifest: &Manifest, stage: usize, kernel: &KernelEntry, call: &Call, i: usize) -> Vec<u8> {
     let (place, of) = (&call.args[i], &manifest.stages[stage]);
     let draws = Draws::new(1, &format!("{}/{i}", kernel.name));
-    let count = place.bytes / 4;
+    // Scratch is of f32.
+    let elem = kernel.elements.get(i).copied().unwrap_or(Elem::F32);
+    let count = place.bytes / elem.bytes();
     if is(place, of.io.tokens) || is(place, of.io.targets) {
         let id = |n| (draws.at(n) % u64::from(manifest.data.vocab)) as u32;
         return (0..count).flat_map(|n| id(n).to_le_bytes()).collect();
@@ -131,7 +134,12 @@ fn operand(manifest: &Manifest, stage: usize, kernel: &KernelEntry, call: &Call,
     if place.offset.wrapping_sub(of.io.hyper.offset) < of.io.hyper.bytes {
         return vectors(manifest, of, place);
     }
-    (0..count).flat_map(|n| ((LEAST + (1.0 - LEAST) * draws.uniform(n)) as f32).to_le_bytes()).collect()
+    let number = |n| LEAST + (1.0 - LEAST) * draws.uniform(n);
+    match elem {
+        Elem::Bf16 => (0..count).flat_map(|n| bf16::round(number(n) as f32).to_le_bytes()).collect(),
+        Elem::F64 => (0..count).flat_map(|n| number(n).to_le_bytes()).collect(),
+        Elem::F32 | Elem::U32 => (0..count).flat_map(|n| (number(n) as f32).to_le_bytes()).collect(),
+    }
 }
 
 fn is(place: &Place, io: Option<Place>) -> bool {
@@ -149,45 +157,4 @@ fn vectors(manifest: &Manifest, stage: &Stage, place: &Place) -> Vec<u8> {
     let bytes: Vec<u8> = all.iter().flat_map(|x| x.to_le_bytes()).collect();
     let start = (place.offset - stage.io.hyper.offset) as usize;
     bytes[start..start + place.bytes as usize].to_vec()
-}
-
-/// How far two contents of an operand are apart: the largest difference by the largest number, both read as f32 (as f64 where
-/// there are eight bytes). 0 is equal bits; infinite where the sizes differ or a number is none.
-pub fn distance(found: &[u8], expected: &[u8]) -> f64 {
-    if found == expected {
-        return 0.0;
-    }
-    if found.len() != expected.len() {
-        return f64::INFINITY;
-    }
-    let numbers = |bytes: &[u8]| -> Vec<f64> {
-        if bytes.len() == 8 {
-            return bytes.as_chunks().0.iter().map(|&b| f64::from_le_bytes(b)).collect();
-        }
-        bytes.as_chunks().0.iter().map(|&b| f64::from(f32::from_le_bytes(b))).collect()
-    };
-    let (found, expected) = (numbers(found), numbers(expected));
-    let largest = expected.iter().filter(|x| x.is_finite()).fold(0.0f64, |most, x| most.max(x.abs()));
-    let apart = found.iter().zip(&expected).map(|(f, e)| if f == e { 0.0 } else { (f - e).abs() });
-    let most = apart.fold(0.0, |most: f64, d| if d.is_nan() { f64::INFINITY } else { most.max(d) });
-    if most == 0.0 || most.is_infinite() { most } else { most / largest }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn distances_are_relative_to_the_largest_number() {
-        let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|x| x.to_le_bytes()).collect() };
-        let expected = bytes(&[1.0, -4.0, 0.0]);
-        assert_eq!(distance(&expected, &expected), 0.0);
-        assert_eq!(distance(&bytes(&[1.0, -4.0, 0.5]), &expected), 0.125);
-        assert_eq!(distance(&bytes(&[1.0, f32::NAN, 0.0]), &expected), f64::INFINITY);
-        assert_eq!(distance(&bytes(&[1.0]), &expected), f64::INFINITY);
-        let infinite = bytes(&[f32::INFINITY, 2.0, 1.0]);
-        assert_eq!(distance(&bytes(&[f32::INFINITY, 2.0, 2.0]), &infinite), 0.5);
-        assert_eq!(distance(&bytes(&[1.0, 2.0, 1.0]), &infinite), f64::INFINITY);
-        assert_eq!(distance(&3.0f64.to_le_bytes(), &2.0f64.to_le_bytes()), 0.5);
-    }
 }

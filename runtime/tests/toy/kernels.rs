@@ -33,14 +33,7 @@ pub fn entries() -> Vec<KernelEntry> {
         ("gradient_update", 6),
         ("gradient_update_alone", 5),
     ];
-    all.map(|(name, args)| KernelEntry {
-        name: name.into(),
-        scratch_bytes: 0,
-        args,
-        launches: Vec::new(),
-        product: None,
-    })
-    .into()
+    all.map(|(name, args)| KernelEntry { name: name.into(), args, ..KernelEntry::default() }).into()
 }
 
 /// Argument `i` as a slice.

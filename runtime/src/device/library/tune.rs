@@ -5,16 +5,17 @@
 //! it is refused. Then the kernel and the algorithms run in turn, several rounds, each a few times in a row; what counts is the median
 //! of a round's time. The library gets the product where it is faster by [`Settings::faster_by`] at least.
 
+use crate::device::bands::distance;
 use crate::device::library::Library;
 use crate::device::pipeline::Machine;
-use crate::device::probe::{distance, first_calls};
+use crate::device::probe::first_calls;
 use crate::device::{Command, Device, Fault, Room, Stream};
 use crate::draw::Draws;
 use crate::error::RunError;
 use artifact::bf16;
 use artifact::ids::RankId;
 use artifact::product::{Elements, Product};
-use artifact::program::{Call, Manifest, Place};
+use artifact::program::{Call, Elem, Manifest, Place};
 use artifact::tuning::{Algorithm, Choice, Identity, Workspace};
 use std::time::Duration;
 
@@ -177,16 +178,9 @@ impl<'a> Subject<'a> {
         (0..bytes / 4).flat_map(|e| number(e).to_le_bytes()).collect()
     }
 
-    /// How far two results are apart, relative to the largest number.
+    /// How far two results are apart.
     fn apart(&self, found: &[u8], expected: &[u8]) -> f64 {
-        if !self.product.rounded {
-            return distance(found, expected);
-        }
-        let widened = |bytes: &[u8]| -> Vec<u8> {
-            let numbers = bytes.as_chunks().0.iter().map(|&b| bf16::widen(u16::from_le_bytes(b)));
-            numbers.flat_map(f32::to_le_bytes).collect()
-        };
-        distance(&widened(found), &widened(expected))
+        distance(found, expected, if self.product.rounded { Elem::Bf16 } else { Elem::F32 })
     }
 
     /// The median time of a computation by each command, ns.
@@ -208,14 +202,13 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// How far a right result may be from the kernel's, relative to its largest number: several times what sums in another order and the rounding of
+/// How far a right result may be from the kernel's (see [`distance`]), relative to its largest number: several times what sums in another order and the rounding of
 /// elements make of numbers between -1 and 1. A product of other elements, or of the same in another order, is as far off as its numbers are large.
 fn band(product: &Product) -> f64 {
     let unit = f64::from(f32::EPSILON) / 2.0;
-    match (product.elements, product.rounded) {
-        (Elements::F32, _) => 4.0 * unit * f64::from(product.k).sqrt().max(4.0),
-        (Elements::Tf32, _) => (-8f64).exp2(),
-        (Elements::Bf16, true) => (-7f64).exp2(),
-        (Elements::Bf16, false) => (-12f64).exp2(),
+    match product.elements {
+        Elements::F32 => 4.0 * unit * f64::from(product.k).sqrt().max(4.0),
+        Elements::Tf32 => (-8f64).exp2(),
+        Elements::Bf16 => (-12f64).exp2(),
     }
 }

@@ -15,7 +15,7 @@ use crate::cuda::code::{Buffer, Code, Operands};
 use crate::kernels::math;
 use crate::kernels::sink::HYPER;
 use artifact::optimizer::HYPER_LEN;
-use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul, Products};
+use model::kernel::{Dtype, Epilogue, Form, Kernel, KernelOp, MatMul};
 
 pub fn write(kernel: &Kernel) -> DeviceKernel {
     let KernelOp::MatMul(matmul) = &kernel.op else { unreachable!("dispatched on the operation") };
@@ -28,7 +28,7 @@ pub fn write(kernel: &Kernel) -> DeviceKernel {
     let mut device = DeviceKernel::new(kernel);
     // Blocks that run at the same time share rows of A: x goes along the columns.
     let grid = [n.div_ceil(tiles.nc.into()), m.div_ceil(tiles.mc.into()), 1];
-    let on_tensor_cores = kernel.dtype == Dtype::Bf16 || kernel.products == Products::Tf32;
+    let on_tensor_cores = kernel.on_tensor_cores();
     let threads = if on_tensor_cores { matmul_tensor::threads(&tiles) } else { matmul_tiles::threads(&tiles) };
     device.launch(grid, threads, &operands, |code| {
         end.prepare(code);
