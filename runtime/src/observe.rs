@@ -52,11 +52,11 @@ pub struct RankSummary {
     pub allocated_bytes: u64,
     /// Size that the memory plan computed.
     pub computed_bytes: u64,
-    /// CPU time in kernels, training only.
-    pub busy_s: f64,
+    /// CPU time in kernels, training only; none on devices, whose times are not measured.
+    pub busy_s: Option<f64>,
     /// Time blocked in waits for other ranks, training only.
     pub wait_s: f64,
-    /// Bubble in steady state with the measured kernel times, 0..1: every rank as if it had a core; none on devices, whose times are not measured.
+    /// Bubble in steady state with the measured kernel times, 0..1: every rank as if it had a core; none on devices.
     pub bubble_replayed: Option<f64>,
     /// Bubble as it was, 0..1 (start and drains included); only when every rank has a core, and not on devices.
     pub bubble_measured: Option<f64>,
@@ -64,15 +64,16 @@ pub struct RankSummary {
     pub bubble_predicted: f64,
 }
 
-/// A stage at the end of a run. Median CPU times of its kernel bodies; 0 for what the schedule doesn't have.
+/// A stage at the end of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageSummary {
     pub drift_max_seen: u64,
     pub drift_max_proved: u64,
     pub delay_max_seen: u64,
     pub delay_max_proved: u64,
+    /// Median CPU times of its kernel bodies; 0 for what the schedule doesn't have. None on devices.
     #[serde(flatten)]
-    pub times: StageTimes,
+    pub times: Option<StageTimes>,
 }
 
 /// Measured times of a stage's kernel bodies, nanoseconds.

@@ -352,7 +352,7 @@ impl<'a> Training<'a> {
         let training_s = self.collector.training().as_secs_f64();
         let tokens = self.collector.done * self.started.tokens_per_update;
         let stages = self.stages();
-        let times: Vec<StageTimes> = stages.iter().map(|s| s.times).collect();
+        let times: Option<Vec<StageTimes>> = stages.iter().map(|s| s.times).collect();
         Summary {
             updates: self.collector.done,
             tokens,
@@ -362,27 +362,28 @@ impl<'a> Training<'a> {
             eval_loss_first: self.eval_losses.first().copied(),
             eval_loss_last: self.eval_losses.last().copied(),
             stopped: self.collector.done < self.options.updates,
-            ranks: self.rank_summaries(&times, training_s),
+            ranks: self.rank_summaries(times.as_deref(), training_s),
             stages,
             devices: self.pipeline.usage(),
         }
     }
 
-    fn rank_summaries(&self, times: &[StageTimes], training_s: f64) -> Vec<RankSummary> {
+    /// `times` by stage, where they were measured.
+    fn rank_summaries(&self, times: Option<&[StageTimes]>, training_s: f64) -> Vec<RankSummary> {
         let manifest = self.pipeline.manifest;
-        let replayed = replay::bubbles(&manifest.program, times);
+        let replayed = times.map(|times| replay::bubbles(&manifest.program, times));
         let cores_suffice = self.pipeline.ranks.len() <= cores();
-        let timed = self.pipeline.usage().is_none();
         let one = |(position, rank): (usize, &Rank)| {
             let i = rank.id.index();
-            let busy_s = rank.busy_ns as f64 * 1e-9;
+            let busy_s = times.map(|_| rank.busy_ns as f64 * 1e-9);
+            let busy = busy_s.filter(|_| cores_suffice);
             RankSummary {
                 allocated_bytes: self.pipeline.allocated(position),
                 computed_bytes: manifest.memory[i].total,
                 busy_s,
                 wait_s: rank.wait_ns as f64 * 1e-9,
-                bubble_replayed: timed.then_some(replayed[i]),
-                bubble_measured: (timed && cores_suffice).then(|| (1.0 - busy_s / training_s).max(0.0)),
+                bubble_replayed: replayed.as_ref().map(|replayed| replayed[i]),
+                bubble_measured: busy.map(|busy_s| (1.0 - busy_s / training_s).max(0.0)),
                 bubble_predicted: manifest.proved.bubble[i],
             }
         };
@@ -391,6 +392,7 @@ impl<'a> Training<'a> {
 
     fn stages(&self) -> Vec<StageSummary> {
         let proved = &self.pipeline.manifest.proved;
+        let timed = self.pipeline.usage().is_none();
         let mut stages = vec![StageSummary::default(); self.pipeline.manifest.stages.len()];
         for state in self.pipeline.ranks.iter().flat_map(|r| &r.stages) {
             let ns = |kind: Kind| state.times[kind as usize].median_ns();
@@ -399,7 +401,7 @@ impl<'a> Training<'a> {
                 drift_max_proved: proved.drift_max[state.index],
                 delay_max_seen: state.delay_max,
                 delay_max_proved: proved.delay_max[state.index],
-                times: StageTimes {
+                times: timed.then(|| StageTimes {
                     f_ns: ns(Kind::F),
                     b_ns: ns(Kind::B),
                     b_last_ns: ns(Kind::BLast),
@@ -408,7 +410,7 @@ impl<'a> Training<'a> {
                     w_last_ns: ns(Kind::WLast),
                     u_ns: ns(Kind::U),
                     n_ns: ns(Kind::N),
-                },
+                }),
             };
         }
         stages

@@ -29,6 +29,11 @@ fn agrees(toy: Toy, updates: u64, emulation: Emulation) -> Summary {
     assert_eq!(saved(&place.path("w.safetensors")), expected.weights, "{toy:?}, {emulation:?}");
     let drift: Vec<u64> = summary.stages.iter().map(|s| s.drift_max_seen).collect();
     assert_eq!(drift, expected.drift_max, "{toy:?}");
+    let untimed = summary.ranks.iter().all(|r| (r.busy_s, r.bubble_replayed, r.bubble_measured) == (None, None, None));
+    assert!(
+        untimed && summary.stages.iter().all(|s| s.times.is_none()),
+        "nothing is said of times that nobody measured"
+    );
     summary
 }
 
@@ -174,6 +179,7 @@ fn a_process_for_each_rank_gives_the_same_bits_and_one_reports() {
     assert_eq!(saved(&place.path("w.safetensors")), expected.weights, "weights of all processes");
     let drift: Vec<u64> = summary.stages.iter().map(|s| s.drift_max_seen).collect();
     assert_eq!((drift, summary.ranks.len()), (expected.drift_max, 4), "counts of all processes");
+    assert!(summary.ranks.iter().all(|r| r.busy_s.is_none()) && summary.stages.iter().all(|s| s.times.is_none()));
     for (run, log, place) in runs.into_iter().map(Option::unwrap) {
         assert!(run.unwrap().updates == 9 && log.updates.is_empty() && log.evaluations.is_empty());
         assert!(!place.path("w.safetensors").exists());

@@ -174,6 +174,7 @@ fn metrics_are_json_lines_with_a_summary_at_the_end() {
     for key in ["allocated_bytes", "busy_s", "wait_s", "bubble_replayed"] {
         assert!(rank[key].is_number(), "{key}: {rank}");
     }
+    assert!(lines[5]["summary"]["stages"][1]["f_ns"].is_number(), "{}", lines[5]);
     assert_eq!(lines[3]["tokens"], 3 * 2 * toy::ROWS);
     let text = String::from_utf8(text).unwrap();
     assert!(text.starts_with("held-out loss after 0 updates: "), "{text}");

@@ -153,13 +153,13 @@ fn closing(summary: &Summary) -> String {
     lines.push("rank  memory computed  allocated   bubble predicted  replayed  measured   busy       wait".to_owned());
     for (rank, r) in summary.ranks.iter().enumerate() {
         lines.push(format!(
-            "{rank:>4}  {:>15}  {:>9}   {:>16}  {:>8}  {:>8}   {:>7.2} s  {:>7.2} s",
+            "{rank:>4}  {:>15}  {:>9}   {:>16}  {:>8}  {:>8}   {:>9}  {:>7.2} s",
             r.computed_bytes,
             r.allocated_bytes,
             percent(r.bubble_predicted),
             r.bubble_replayed.map_or_else(|| "-".to_owned(), percent),
             r.bubble_measured.map_or_else(|| "-".to_owned(), percent),
-            r.busy_s,
+            r.busy_s.map_or_else(|| "-".to_owned(), |s| format!("{s:.2} s")),
             r.wait_s
         ));
     }
