@@ -1,5 +1,6 @@
 //! Where a parameter's gradient goes, shared by every kernel that makes one: stored, added, or used up by a fused update.
 
+use super::part;
 use super::text::{Func, identity_map, parallel, tensor};
 use super::update::update_body;
 use model::kernel::{Sink, UpdateRule, Writes};
@@ -162,8 +163,6 @@ fn summed(start: &str, parts: &[String], sum: &str) -> String {
 /// Loads the hyper-parameters `%h0` … that the formulas use from the operand [`HYPER`].
 pub fn load_hyper(func: &mut Func, formulas: &str) {
     let len = artifact::optimizer::HYPER_LEN;
-    for i in (0..len).filter(|i| formulas.contains(&format!("%h{i} "))) {
-        func.push(&format!("%hyper_at{i} = arith.constant {i} : index"));
-        func.push(&format!("%h{i} = memref.load %{HYPER}_ref[%hyper_at{i}] : memref<{len}xf32>"));
-    }
+    let used: Vec<usize> = (0..len).filter(|i| formulas.contains(&format!("%h{i} "))).collect();
+    part::load_hyper(func, &used);
 }

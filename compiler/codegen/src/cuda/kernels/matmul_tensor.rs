@@ -1,6 +1,6 @@
 //! A block of threads makes a tile of C on tensor cores: each warp a part of it, in products of 16x8 of C.
 //!
-//! Operands come through shared memory as on ordinary cores (see [`super::matmul_tiles`]), but stand there as they do in memory. What a
+//! Operands come through shared memory as on ordinary cores (see [`super::matmul_stage`]), but stand there as they do in memory. What a
 //! lane has of a 16x8 product is fixed (PTX ISA, `mma.sync`): with `g` = lane div 4 and `t` = lane mod 4
 //!
 //! | operand | registers |
@@ -13,9 +13,8 @@
 //! lane 8j + r gives the address of row r of matrix j. Others in bf16 are loaded so that rows and columns change places; in tf32 word by
 //! word, for lack of such a load of 32-bit elements.
 
-use super::matmul_stage::{Stage, Standing};
+use super::matmul_stage::{Stage, Standing, staged_sum};
 use super::matmul_sums::{Shape, Thread, Tile};
-use super::matmul_tiles::staged_sum;
 use crate::cuda::code::{Buffer, Code, WARP};
 use model::kernel::{Form, MatMul, Tiles};
 

@@ -1,21 +1,9 @@
 //! A block of threads makes a tile of C on ordinary cores: operands staged through shared memory, sums in registers.
 //!
-//! # The loop over k
-//!
-//! Both operands stand in shared memory as [step of k, row or column], twice: while one half is used, the other is filled. Each thread
-//! carries the four elements of A and of B that it stages next, so that their loads are under way while it computes:
-//!
-//! 1. write what is carried to the half that was not used last
-//! 2. barrier
-//! 3. load what comes after it
-//! 4. add the products of the steps in this half
-//!
-//! One barrier is enough: a thread that writes a half has passed the barrier that every thread reached after its use.
-//!
 //! A thread's rows are groups of four neighbours, so that it reads shared memory 16 bytes at a time; the groups are spread over the
 //! tile, so that a warp's reads meet no bank twice. Outside of the operands zeros are staged, and steps of k beyond the end are left out.
 
-use super::matmul_stage::{Stage, Standing};
+use super::matmul_stage::{Stage, Standing, staged_sum};
 use super::matmul_sums::{Shape, Thread, Tile};
 use crate::cuda::code::{Buffer, Code, WIDE};
 use model::kernel::{Form, MatMul, Tiles};
@@ -109,38 +97,4 @@ impl Tile for Block<'_> {
             self.multiply(code, (half, &count), sums)
         })
     }
-}
-
-/// The loop over k in `from .. to` in steps of `steps`, see the module's text: from the half that comes first and the sums, gives the sums
-/// and the half that comes next. `multiply` gets a filled half, its first step in k, and the sums.
-pub fn staged_sum(
-    code: &mut Code,
-    stages: &[Stage; 2],
-    (from, to, steps): (&str, &str, u64),
-    (half, sums): (&str, Vec<String>),
-    multiply: impl Fn(&mut Code, &str, &str, &[String]) -> Vec<String>,
-) -> (Vec<String>, String) {
-    let step = code.index(steps);
-    let loaded = stages.each_ref().map(|stage| stage.load(code, from, to));
-    let counts = loaded.each_ref().map(Vec::len);
-    let types = stages.iter().zip(counts).flat_map(|(stage, count)| vec![stage.piece_type(); count]);
-    let mut carried: Vec<_> = loaded.concat().into_iter().zip(types).collect();
-    let pieces = carried.len();
-    carried.push((half.into(), "index"));
-    carried.extend(sums.into_iter().map(|sum| (sum, "f32")));
-    let mut done = code.repeat((from, to, &step), &carried, |code, at, so_far| {
-        let half = &so_far[pieces];
-        let (first, second) = so_far[..pieces].split_at(counts[0]);
-        stages[0].store(code, first, half);
-        stages[1].store(code, second, half);
-        code.barrier();
-        let next = code.plus(at, &step);
-        let mut carried = stages.each_ref().map(|stage| stage.load(code, &next, to)).concat();
-        let one = code.index(1);
-        carried.push(code.index_op("arith.subi", &one, half));
-        carried.extend(multiply(code, half, at, &so_far[pieces + 1..]));
-        carried
-    });
-    let sums = done.split_off(pieces + 1);
-    (sums, done.remove(pieces))
 }

@@ -1,5 +1,6 @@
 //! Where a parameter's gradient goes: stored, added, or used up by a fused update, in the same operations as on the CPU.
 
+use super::part;
 use crate::cuda::code::{Buffer, Code, Operands};
 use crate::kernels::sink::{COMPENSATED, HYPER, compensates, updated};
 use crate::kernels::update::update_body;
@@ -121,11 +122,8 @@ pub fn call(code: &mut Code, name: &str, value: &str) {
 
 /// Loads the hyper-parameters `%h0` … that the formulas use.
 fn load_hyper(code: &mut Code, hyper: &Buffer, formulas: &str) {
-    for i in (0..HYPER_LEN).filter(|i| formulas.contains(&format!("%h{i} "))) {
-        let at = code.index(i as u64);
-        let value = code.load(hyper, &[&at]);
-        call(code, &format!("h{i}"), &value);
-    }
+    let used: Vec<u64> = (0..HYPER_LEN as u64).filter(|i| formulas.contains(&format!("%h{i} "))).collect();
+    part::load_hyper(code, hyper, &used);
 }
 
 impl SinkBuffers {
