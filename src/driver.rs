@@ -117,7 +117,8 @@ fn passes(mut spec: Spec, profile: Option<&str>, target: Target, found: &mut Vec
         return search::analyse(spec, &search, profile, target, found);
     }
     let mut shape = Shape::of(&spec);
-    let mut sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
+    let mut sound =
+        plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(at_clip(&spec, wrong))).ok()?;
     // What a faulty spec lacks for this is reported below.
     let known = costs_of(&spec, profile, &sound.0, &mut Vec::new());
     let cover = spec.pipeline.cover_latency.value;
@@ -127,6 +128,15 @@ fn passes(mut spec: Spec, profile: Option<&str>, target: Target, found: &mut Vec
         sound = plan::expand_proved(&spec.schedule, shape).map_err(|wrong| found.extend(wrong)).ok()?;
     }
     analyse_program(spec, shape, profile, sound, target, found)
+}
+
+/// What the clip asks of a schedule is shown at the clip, not in a schedule of the library.
+fn at_clip(spec: &Spec, mut found: Vec<Diagnostic>) -> Vec<Diagnostic> {
+    for fault in found.iter_mut().filter(|fault| fault.code == "P0345") {
+        let Some(clip) = &spec.clip else { continue };
+        fault.labels = Diagnostic::error(fault.code, clip.span.clone(), "").labels;
+    }
+    found
 }
 
 /// The costs of the program's stages, and their layers where there is a model.

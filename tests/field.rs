@@ -238,6 +238,29 @@ fn tied_copies_that_would_drift_apart_are_refused() {
     }
 }
 
+/// The norm is of all gradients of one update; which schedule is used decides, not the one that is written.
+#[test]
+fn a_global_norm_without_a_flush_is_refused() {
+    let clip = "optimizer = adamw { clip = global(1) }\n";
+    let of = |schedule: &str| gpt(2, 2, &format!("schedule = {schedule}, accumulate = 2")) + clip;
+    let text = refused(&of("async_1f1b"), "P0345");
+    assert!(text.contains("`clip = global` needs a flush") && text.contains("per_stage"), "{text}");
+    let project = Project::new(&of("async_1f1b"));
+    let (_, _, stderr) = project.outcome(&["check", "spec.pace"]);
+    assert!(stderr.contains("clip = global(1) }") && stderr.contains("^^^^^^^^^"), "shown where it is: {stderr}");
+    let text = project.output(&["compare", "spec.pace"]);
+    let (before, after) = text.split_once("not possible here").expect("some are");
+    assert!(before.contains("gpipe") && after.contains("P0345"), "{text}");
+    // A table is used instead of the schedule, and has the sums placed in it unless it places transfers itself.
+    for (more, expected) in [(&["--comms"][..], 1), (&[], 0)] {
+        let own = Project::new(&gpt(2, 2, "schedule = one_f_one_b, accumulate = 2"));
+        own.output(&[&["export", "spec.pace", "--csv", "--output", "table.csv"], more].concat());
+        std::fs::write(own.path("spec.pace"), of("async_1f1b")).expect("writable");
+        let (status, _, stderr) = own.outcome(&["check", "spec.pace", "--table", "table.csv"]);
+        assert_eq!((status, stderr.contains("P0345")), (Some(expected), expected == 1), "{stderr}");
+    }
+}
+
 /// Under V placement the first rank holds the embedding and the head.
 #[test]
 fn embedding_and_head_share_a_rank_under_v_placement() {

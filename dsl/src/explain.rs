@@ -15,8 +15,6 @@ const PAGES: &[(&str, &str)] = pages![
     P0201 P0202 P0203 P0204 P0205 P0206 P0207 P0208 P0209 P0210 P0211 P0212 P0213 P0214 P0215 P0216 P0217 P0218 P0219
     // Partition and rates.
     P0220 P0221 P0222 P0223 P0224 P0226 P0229
-    // Clipping.
-    P0227
     // Corrections.
     P0225
     // Schedule blocks.
@@ -51,6 +49,7 @@ const PAGES: &[(&str, &str)] = pages![
     P0340
     P0343
     P0344
+    P0345
     P0399
     // Model and memory: one code a line.
     P0401

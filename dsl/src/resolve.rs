@@ -125,7 +125,6 @@ fn spec(cx: &mut Context, file: &File) -> Option<Spec> {
     let (pipeline, schedule) = pipeline?;
     let model = model.map(|found| found.map(|model| recomputed(model, pipeline.recompute.value)));
     let optimizer::Found { optimizer, learning_rate, groups, clip } = optimizer?;
-    group::clip_fits(cx, clip.as_ref(), &schedule);
     Some(Spec {
         model: match model {
             Some(found) => Some(found?),

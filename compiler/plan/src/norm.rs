@@ -7,6 +7,8 @@
 //! for ever. See [`artifact::stream`]. No rank updates before every rank has made all of its gradients: this is the barrier that the
 //! bubble has in it.
 //!
+//! Several copies of the model are analysed without it, as without all that their copies exchange.
+//!
 //! Only a flush has it. Without one, each stage updates at another time: the norm would be of gradients of different updates, or the barrier
 //! would be a flush.
 
@@ -47,15 +49,15 @@ pub(crate) fn proof(program: &Program) -> Option<Proof> {
     })
 }
 
-/// `P0227`: a run without end.
+/// `P0345`: a run without end.
 pub(crate) fn unbounded(schedule: &Schedule) -> Diagnostic {
     let message = format!("`clip = global` needs a flush, and `{}` has none", schedule.name);
-    fault(schedule, "P0227", &schedule.span, message)
+    fault(schedule, "P0345", &schedule.span, message)
         .note("the norm of all stages' gradients is known when the last stage has made its own: every rank would wait")
         .help("use `clip = per_stage(…)` or `per_tensor(…)`, or a schedule with `flush every accumulate`")
 }
 
-/// `P0227`: a table that has no place for it. None where none is needed.
+/// `P0345`: a table that has no place for it. None where none is needed.
 pub(crate) fn unplaced(program: &Program, transfers: bool, updates: bool) -> Option<Diagnostic> {
     let what = match (transfers, updates) {
         _ if !program.norms() => return None,
@@ -65,7 +67,7 @@ pub(crate) fn unplaced(program: &Program, transfers: bool, updates: bool) -> Opt
     };
     let message = format!("`clip = global` needs an exchange of norms that a table with {what} leaves no place for");
     Some(
-        Diagnostic::error("P0227", 0..0, message)
+        Diagnostic::error("P0345", 0..0, message)
             .note("between the last weight gradients and the updates, squares are summed up over all stages")
             .help("leave sends, receives and updates out of the table: they are placed; or use `clip = per_stage(…)`"),
     )

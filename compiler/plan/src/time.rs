@@ -85,7 +85,7 @@ impl Costs {
             Op::I => costs.i_ns,
             Op::W(_) => costs.w_ns,
             Op::U => costs.u_ns,
-            // Squares are counted with the update, as its elementwise steps are.
+            // Squares take no time, as elementwise steps of updates take none.
             Op::N | Op::T => 0,
             Op::SendF | Op::RecvF | Op::SendB | Op::RecvB | Op::SendG | Op::RecvG => 0,
             Op::SendN | Op::RecvN | Op::SendT | Op::RecvT => 0,

@@ -232,6 +232,45 @@ fn swapped_pairs_are_caught_or_run() {
     assert!(caught > 100 && harmless > 100, "{caught} caught, {harmless} harmless");
 }
 
+/// A sum's place is not free before its last reader's update, and a tied table's norm needs both ends' gradients, also on one rank.
+#[test]
+fn sums_that_come_too_early_are_caught() {
+    let of = |name: &str, ranks: u32, tied: bool| {
+        let schedule = dsl::library::schedule(name).unwrap();
+        plan::expand(&schedule, Shape { tied, global_norm: true, ..Shape::new(ranks, 3) }).unwrap()
+    };
+    let mut wrong = Vec::new();
+    for ranks in [2, 3] {
+        for op in [Op::RecvN, Op::RecvT] {
+            // The next update's receive is posted right before an update, the first one's at the start.
+            let mut program = of("gpipe", ranks, false);
+            for stream in program.streams.iter_mut().filter(|stream| stream.period.iter().any(|i| i.op == op)) {
+                let at = stream.period.iter().position(|i| i.op == op).unwrap();
+                let post = stream.period.remove(at);
+                stream.prologue.push(post);
+                let update = stream.period.iter().position(|i| i.op == Op::U).unwrap();
+                stream.period.insert(update, Instr { mb: 1, ..post });
+            }
+            wrong.push(program);
+        }
+    }
+    // The other end's last gradient is made between the sums of both.
+    let mut program = of("zb_v", 2, true);
+    let [first, last] = program.tied_ends().unwrap().map(|s| StageId(s as u32));
+    let period = &mut program.streams[0].period;
+    let gradient = period.iter().rposition(|i| i.stage == last && matches!(i.op, Op::B(_) | Op::W(_))).unwrap();
+    let gradient = period.remove(gradient);
+    let sum = period.iter().position(|i| i.stage == first && i.op == Op::N).unwrap();
+    period.insert(sum + 1, gradient);
+    wrong.push(program);
+    let mut random = Random(17);
+    for program in wrong {
+        let found = verify(&program).unwrap_err();
+        assert!(matches!(found[0], Violation::Exchange { .. }), "{found:?}");
+        assert!((1..=3).any(|updates| interpret(&program, updates, &mut random).is_err()), "{program:?}");
+    }
+}
+
 /// Arbitrary data: an answer, in bounded time.
 #[test]
 fn arbitrary_programs_get_an_answer() {

@@ -5,7 +5,6 @@ use super::section::assigned;
 use super::{Context, twice};
 use crate::ast::{Argument, Body, Entry, Name, Value, ValueKind};
 use crate::diag::Diagnostic;
-use crate::schedule::{Schedule, Update};
 use crate::spec::{At, Clip, Group, LearningRate, MuonScale, Optimizer, ParamKind, Selector};
 use crate::suggest::{either, nearest};
 
@@ -31,21 +30,6 @@ pub(super) fn split(value: &Value) -> Parts<'_> {
 
 /// What a norm is taken over.
 const CLIPS: [&str; 3] = ["per_tensor", "per_stage", "global"];
-
-/// `clip = global` under a schedule without a flush.
-pub(super) fn clip_fits(cx: &mut Context, clip: Option<&At<Clip>>, schedule: &Schedule) {
-    let Some(clip) = clip.filter(|clip| matches!(clip.value, Clip::Global { .. })) else { return };
-    // A search finds a flush.
-    if schedule.update == Update::Flush || schedule.order.is_empty() {
-        return;
-    }
-    let message = format!("`clip = global` needs a flush, and `{}` has none", schedule.name);
-    cx.report(
-        Diagnostic::error("P0227", clip.span.clone(), message)
-            .note("the norm of all stages' gradients is known when the last stage has made its own: every rank would wait for it")
-            .help("use `clip = per_stage(…)` or `per_tensor(…)`, or a schedule with `flush every accumulate`"),
-    );
-}
 
 /// `clip = per_tensor(1.0)`
 pub(super) fn clip(cx: &mut Context, entries: &[&Entry]) -> Option<Option<At<Clip>>> {
