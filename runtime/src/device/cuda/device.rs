@@ -303,6 +303,7 @@ impl Device for OnGpu {
 
     fn abort(&mut self) {
         self.queue.abandoned = true;
+        self.patience.fail(self.rank, format!("rank {} gave up", self.rank));
         match &mut self.peers {
             Peers::Nccl(comm) => comm.abort(),
             Peers::Local(board) => board.leave(self.rank),

@@ -161,7 +161,7 @@ impl<'b> Cuda<'b> {
             Some(_) => Some(tuned_with(&bundle.manifest).map_err(missing)?),
             None => None,
         };
-        let patience = Patience { deadline, member };
+        let patience = Patience::new(deadline, member);
         let cuda = Cuda { bundle, driver, chip, ordinals, transport, library, patience };
         cuda.has_room().map_err(missing)?;
         Ok(cuda)
@@ -176,7 +176,7 @@ impl<'b> Cuda<'b> {
         place(1, driver.count().min(1)).map_err(missing)?;
         let library = Some(Arc::new(Lt::load().map_err(missing)?));
         let (ordinals, transport) = (vec![0; bundle.manifest.memory.len()], Transport::None);
-        Ok(Cuda { bundle, driver, chip, ordinals, transport, library, patience: Patience { deadline, member: None } })
+        Ok(Cuda { bundle, driver, chip, ordinals, transport, library, patience: Patience::new(deadline, None) })
     }
 
     /// Whether a GPU runs the code.
@@ -219,6 +219,40 @@ impl<'b> Cuda<'b> {
     /// Whether a rank is of this process.
     fn is_here(&self, rank: usize) -> bool {
         self.patience.member.as_ref().is_none_or(|member| member.rank.index() == rank)
+    }
+
+    /// See [`Machine::device`].
+    fn attach(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<OnGpu, RunError> {
+        let failed = |what: String| missing(format!("rank {rank} can't use its GPU: {what}"));
+        let gpu = self.driver.gpu(self.ordinals[rank.index()]).map_err(failed)?;
+        self.suits(&gpu).map_err(missing)?;
+        let blas = match &self.library {
+            Some(lt) => {
+                let identity = identity(lt, &gpu).map_err(failed)?;
+                library::check(manifest, &Ok(identity.clone())).map_err(missing)?;
+                let own = self.driver.gpu(gpu.ordinal).map_err(failed)?;
+                Some(Blas::new(lt.clone(), own, identity).map_err(failed)?)
+            }
+            None => None,
+        };
+        let cubins = self.chip.assembled_for(gpu.capability().map_err(failed)?);
+        let functions = Functions::load(&gpu, self.bundle, rank, cubins).map_err(failed)?;
+        let peers = match &self.transport {
+            Transport::None => Peers::None,
+            Transport::Local(board) => Peers::Local(board.clone()),
+            Transport::Nccl(nccl, id) => Peers::Waiting(nccl.clone(), *id),
+        };
+        let mut device =
+            OnGpu::new(gpu, functions, manifest, rank, room, peers, self.patience.clone()).map_err(failed)?;
+        if let Some(blas) = blas {
+            device.use_library(blas, manifest).map_err(failed)?;
+        }
+        device.join(manifest).map_err(|fault| match fault {
+            Fault::Device(what) => failed(what),
+            Fault::Peer(_, what) => RunError::Waited(format!("rank {rank} can't go on, {what}")),
+            Fault::Killed => failed("it was killed".into()),
+        })?;
+        Ok(device)
     }
 }
 
@@ -271,36 +305,13 @@ impl Machine for Cuda<'_> {
     }
 
     fn device(&self, manifest: &Manifest, rank: RankId, room: Room) -> Result<Box<dyn Device>, RunError> {
-        let failed = |what: String| missing(format!("rank {rank} can't use its GPU: {what}"));
-        let gpu = self.driver.gpu(self.ordinals[rank.index()]).map_err(failed)?;
-        self.suits(&gpu).map_err(missing)?;
-        let blas = match &self.library {
-            Some(lt) => {
-                let identity = identity(lt, &gpu).map_err(failed)?;
-                library::check(manifest, &Ok(identity.clone())).map_err(missing)?;
-                let own = self.driver.gpu(gpu.ordinal).map_err(failed)?;
-                Some(Blas::new(lt.clone(), own, identity).map_err(failed)?)
+        match self.attach(manifest, rank, room) {
+            Ok(device) => Ok(Box::new(device)),
+            Err(error) => {
+                self.patience.fail(rank, error.to_string());
+                Err(error)
             }
-            None => None,
-        };
-        let cubins = self.chip.assembled_for(gpu.capability().map_err(failed)?);
-        let functions = Functions::load(&gpu, self.bundle, rank, cubins).map_err(failed)?;
-        let peers = match &self.transport {
-            Transport::None => Peers::None,
-            Transport::Local(board) => Peers::Local(board.clone()),
-            Transport::Nccl(nccl, id) => Peers::Waiting(nccl.clone(), *id),
-        };
-        let mut device =
-            OnGpu::new(gpu, functions, manifest, rank, room, peers, self.patience.clone()).map_err(failed)?;
-        if let Some(blas) = blas {
-            device.use_library(blas, manifest).map_err(failed)?;
         }
-        device.join(manifest).map_err(|fault| match fault {
-            Fault::Device(what) => failed(what),
-            Fault::Peer(_, what) => RunError::Waited(format!("rank {rank} can't go on, {what}")),
-            Fault::Killed => failed("it was killed".into()),
-        })?;
-        Ok(Box::new(device))
     }
 }
 

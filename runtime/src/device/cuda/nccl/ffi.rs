@@ -328,11 +328,11 @@ mod tests {
             drop(goes);
             assert_eq!(joins.join().unwrap(), Err(Fault::Peer(RankId(0), "the process of rank 1 is gone".into())));
         });
-        let brief = Patience { deadline: Duration::ZERO, member: None };
+        let brief = Patience::new(Duration::ZERO, None);
         let late = "joining the other ranks: NCCL was not done after 0 s";
-        assert_eq!(join(brief.clone()), Err(Fault::Device(late.into())));
+        assert_eq!(join(brief), Err(Fault::Device(late.into())));
         STATE.store(1, Ordering::Relaxed);
-        let patient = Patience { deadline: Duration::from_secs(60), ..brief };
+        let patient = Patience::new(Duration::from_secs(60), None);
         assert_eq!(join(patient.clone()), Err(Fault::Device("joining the other ranks: NCCL: it broke".into())));
         STATE.store(SUCCESS, Ordering::Relaxed);
         assert_eq!(join(patient), Ok(()));
