@@ -33,6 +33,22 @@ optimizer = muon {
   group vector            = lion { lr = 1e-3 }
 }
 SPEC
+# The other optimizers' updates, in parts and fused; bases turn at the update that kernels are given the numbers of.
+cat >updates.pace <<'SPEC'
+model gpt { layers = 2, width = 64, heads = 2, context = 32, vocab = 256 }
+machine { ranks = 1 }
+pipeline { schedule = one_f_one_b, microbatch = 2, accumulate = 2 }
+optimizer = nadam {
+  lr = 1e-3
+  group "block.0.attn.qkv.weight" = soap { lr = 1e-3, frequency = 1 }
+  group "block.0.attn.out.weight" = mars { lr = 1e-3 }
+  group "block.0.mlp.up.weight"   = normuon { lr = 1e-3 }
+  group "block.0.mlp.down.weight" = sgd { lr = 1e-3, momentum = 0.9 }
+  group "block.1.attn.qkv.weight" = signum { lr = 1e-3 }
+  group "embed.tok"               = lion { lr = 1e-3 }
+  group vector                    = adan { lr = 1e-3 }
+}
+SPEC
 # A small GPT on one rank, and on several that share the GPU.
 training() { # RANKS SCHEDULE ACCUMULATE
   cat <<SPEC
@@ -54,12 +70,14 @@ setting() { # NAME: what differs from f32
 }
 
 cat "$root"/LICENSE-APACHE "$root"/docs/*.md >"$out/text"
-for name in f32 tf32 bf16; do
+for name in f32 tf32 bf16 updates; do
+  spec=kernels.pace
+  [ "$name" = updates ] && spec=updates.pace
   read -ra set < <(setting "$name") || true
   for chip in "${chips[@]}"; do
-    quietly "$paceline" compile kernels.pace "${set[@]}" --target "$(target "$chip")" -o "$out/kernels-$name-$chip"
+    quietly "$paceline" compile "$spec" "${set[@]}" --target "$(target "$chip")" -o "$out/kernels-$name-$chip"
   done
-  quietly "$paceline" compile kernels.pace "${set[@]}" --target cuda-emulated -o emulated
+  quietly "$paceline" compile "$spec" "${set[@]}" --target cuda-emulated -o emulated
   quietly "$paceline" gpu-expect emulated -o "$out/expected-$name"
 done
 cp one.pace tf32.pace
