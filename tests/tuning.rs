@@ -101,6 +101,12 @@ fn a_bound_of_the_spec_holds_with_the_workspace_too() {
     );
     assert!(!project.path("nothing").exists());
     project.output(&["tune", "bounded", "-o", "nothing", "--workspace", "0"]);
+
+    let mut older = bundle_dir::read(&project.path("bounded")).expect("a bundle");
+    older.manifest.source.insert_str(0, "once ");
+    bundle_dir::write(&project.path("older"), &older).expect("a writable folder");
+    let (status, said, stderr) = project.outcome(&["tune", "older", "-o", "none"]);
+    assert!(status == Some(3) && said.is_empty() && stderr.contains("the bundle's spec does not load"), "{stderr}");
 }
 
 /// In bf16 activations are rounded where they are stored, and gradients are not; tf32 rounds operands. The library's numbers are the kernels' in each.
@@ -144,6 +150,6 @@ fn what_a_tuned_bundle_does_not_fit_is_told() {
         assert_eq!((status, stderr.lines().count()), (Some(3), 1), "{stderr}");
         assert!(!project.path("nothing").exists(), "a failed tuning writes nothing");
     }
-    let (status, _, stderr) = project.outcome(&["tune", "bundle", "-o", "."]);
-    assert!(status == Some(3) && stderr.contains("cannot write"), "{stderr}");
+    let (status, said, stderr) = project.outcome(&["tune", "bundle", "-o", "."]);
+    assert!(status == Some(3) && stderr.contains("cannot write") && said.is_empty(), "{said}{stderr}");
 }

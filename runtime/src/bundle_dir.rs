@@ -18,18 +18,28 @@ pub fn is_bundle(dir: &Path) -> bool {
     dir.join(MANIFEST).is_file() && dir.join(CHECKSUMS).is_file()
 }
 
-/// Writes a bundle as a directory that appears as a whole: under a temporary name first, then renamed. An older bundle there is
-/// replaced.
+/// Whether a bundle may be written in a directory: it is missing or empty, or a bundle, which is then replaced.
 ///
 /// # Errors
-/// When the files can't be written, or when something else than a bundle or an empty directory is there.
-pub fn write(dir: &Path, bundle: &Bundle) -> io::Result<()> {
+/// When it may not.
+pub fn check_free(dir: &Path) -> io::Result<()> {
     let occupied = fs::symlink_metadata(dir).is_ok();
     let empty = || fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none());
     if occupied && !is_bundle(dir) && !empty() {
         let text = "something is there that is not a bundle; remove it or choose another directory";
         return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
     }
+    sibling(dir, "new").map(drop)
+}
+
+/// Writes a bundle as a directory that appears as a whole: under a temporary name first, then renamed. An older bundle there is
+/// replaced.
+///
+/// # Errors
+/// When the files can't be written, or when something else than a bundle or an empty directory is there.
+pub fn write(dir: &Path, bundle: &Bundle) -> io::Result<()> {
+    check_free(dir)?;
+    let occupied = fs::symlink_metadata(dir).is_ok();
     let new = sibling(dir, "new")?;
     let written = write_files(&new, bundle).and_then(|()| replace(dir, &new, occupied));
     if written.is_err() {

@@ -125,6 +125,22 @@ fn what_computes_other_numbers_or_changing_ones_is_never_kept() {
 }
 
 #[test]
+fn what_is_not_run_is_not_judged_and_a_broken_device_ends_the_tuning() {
+    let (_, choice) = tuned(played::<10>(&[Method::Refused, Method::Wrong, Method::Descending]), &SETTINGS);
+    assert_eq!((choice.offered, choice.refused), (2, 1));
+    assert_eq!(choice.algorithm.unwrap().settings.id, Method::Descending as u32);
+    let (_, choice) = tuned(played::<10>(&[Method::Refused]), &SETTINGS);
+    assert_eq!((choice.offered, choice.refused, choice.algorithm), (0, 0, None));
+    let (manifest, library) = (manifest(), played::<10>(&[Method::Descending, Method::Breaking]));
+    let error = tune(&manifest, &world(&manifest, Some(library)), &SETTINGS, &mut |_| {}).unwrap_err();
+    assert!(
+        error.exit_status() == 3
+            && error.to_string().ends_with("measuring the kernel `product` failed: the device is broken"),
+        "{error}"
+    );
+}
+
+#[test]
 fn a_workspace_is_the_end_of_the_arena_and_bounded() {
     let library = played::<50>(&[Method::Split]);
     let (tuned, choice) = tuned(library.clone(), &SETTINGS);
@@ -162,12 +178,7 @@ fn refusal(library: Option<Played>) -> String {
     let (folder, world) = (Folder::new(), world(&tuned, library));
     let error = runtime::run_on(&tuned, On::Devices(&world), &folder.options(1), &mut Log::default()).unwrap_err();
     assert!(matches!(error, RunError::Device(_)) && error.exit_status() == 3, "{error}");
-    let said = error.to_string();
-    assert!(
-        said.contains("tune the bundle again here (`paceline tune`), or run the one that it was made from"),
-        "{said}"
-    );
-    said
+    error.to_string()
 }
 
 #[test]
@@ -175,10 +186,14 @@ fn it_runs_with_the_library_and_the_gpu_that_it_was_measured_on_only() {
     let other = |change: fn(&mut Identity)| {
         let mut library = played::<50>(&[Method::Descending]);
         change(&mut library.identity);
-        refusal(Some(library))
+        let said = refusal(Some(library));
+        let end = "tune the bundle again here (`paceline tune`), or run the one that it was made from";
+        assert!(said.ends_with(end), "{said}");
+        said
     };
     let said = refusal(None);
-    assert!(said.starts_with("the bundle was tuned with cuBLASLt 13.1.2, and there is no library"), "{said}");
+    let end = "there is no library of matrix products; install it, or run the bundle that it was made from";
+    assert_eq!(said, format!("the bundle was tuned with cuBLASLt 13.1.2, and {end}"));
     let said = other(|identity| identity.version = 130_200);
     assert!(
         said.starts_with("the bundle was tuned with cuBLASLt 13.1.2, and this machine has cuBLASLt 13.2.0;"),

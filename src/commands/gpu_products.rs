@@ -11,7 +11,7 @@ use std::time::Duration;
 const WORKSPACE_BYTES: u64 = 32 << 20;
 
 /// A bundle all of whose products the library computes that it computes right, however fast. None where there is no library, or none is right; and how many kernels
-/// it computed wrong with every algorithm that it offered.
+/// it computed wrong with every algorithm that it ran.
 pub fn tuned(what: &str, bundle: &Bundle, deadline: Duration) -> Result<(Option<Bundle>, usize), Failure> {
     let machine = match runtime::machine_to_tune(bundle, deadline) {
         Ok(Some(machine)) => machine,

@@ -7,6 +7,7 @@ use crate::output;
 use crate::report::bytes;
 use artifact::program::Manifest;
 use artifact::tuning::{Choice, Tuning};
+use model::limits::Bounds;
 use runtime::RunError;
 use runtime::device::library::tune::{FASTER_BY, Settings, tune};
 use std::time::Duration;
@@ -14,6 +15,10 @@ use std::time::Duration;
 pub fn run(args: &Tune) -> Result<(), Failure> {
     let mut bundle = super::read_bundle(&args.bundle)?;
     bundle.manifest.untune();
+    // What would be in vain is told before anything is measured.
+    let unwritable = |e| Failure::file("write", &args.output, e);
+    runtime::bundle_dir::check_free(&args.output).map_err(unwritable)?;
+    let bounds = bounds(&bundle.manifest)?;
     let deadline = Duration::from_secs(args.deadline_s);
     let machine = runtime::machine_to_tune(&bundle, deadline).map_err(failure)?.ok_or_else(|| {
         let target = &bundle.manifest.cpu;
@@ -33,11 +38,11 @@ pub fn run(args: &Tune) -> Result<(), Failure> {
     let tuned = tuned.map_err(failure)?;
     drop(machine);
     bundle.manifest = tuned;
-    within_bounds(&bundle.manifest)?;
+    within(bounds, &bundle.manifest)?;
     bundle.check().map_err(|e| {
         Failure::Outside(format!("internal error, please report: the bundle just tuned is not sound: {e}"))
     })?;
-    runtime::bundle_dir::write(&args.output, &bundle).map_err(|e| Failure::file("write", &args.output, e))?;
+    runtime::bundle_dir::write(&args.output, &bundle).map_err(unwritable)?;
     let tuning = bundle.manifest.tuning.as_ref().expect("just tuned");
     output::write(&format!("{}: {}\n", args.output.display(), summary(tuning)))
 }
@@ -49,10 +54,18 @@ fn failure(error: RunError) -> Failure {
     }
 }
 
-/// Whether the arenas with their workspaces are within the bounds of the spec that the bundle was compiled from.
-fn within_bounds(manifest: &Manifest) -> Result<(), Failure> {
-    let Some(spec) = dsl::load(&manifest.source, &[]).0 else { return Ok(()) };
-    let bounds = driver::bounds(&spec);
+/// The bounds of the spec that a bundle was compiled from.
+fn bounds(manifest: &Manifest) -> Result<Bounds, Failure> {
+    let (Some(spec), _) = dsl::load(&manifest.source, &[]) else {
+        let text = "the bundle's spec does not load, and with it the bounds of its memory; compile the bundle again with \
+                    this program";
+        return Err(Failure::Outside(text.into()));
+    };
+    Ok(driver::bounds(&spec))
+}
+
+/// Whether the arenas with their workspaces are within bounds.
+fn within(bounds: Bounds, manifest: &Manifest) -> Result<(), Failure> {
     for limits in [bounds.require, bounds.machine].into_iter().flatten() {
         for (rank, memory) in manifest.memory.iter().enumerate() {
             let bound = limits.of(rank).value;

@@ -6,7 +6,7 @@
 //!    stage; one stream, memory map and proved bubble for each rank; stage `i` is listed at `i`, on the rank that the program says.
 //! 2. *Streams*: each repetition makes at least one update and `accumulate` micro-batches for each; an instruction's stage
 //!    lives on the stream's rank.
-//! 3. *Places*: 64-byte aligned, inside the arena of the rank, slots of a ring apart.
+//! 3. *Places*: 64-byte aligned, inside the arena of the rank, slots of a ring apart. An arena has at most 2^48 bytes, and no more workspace than bytes.
 //! 4. *Sizes*: parameters, their state and accumulators are as large as their shape says, with a slot for each version of the weights that is
 //!    kept (and one for a prediction); tokens, targets, activations and
 //!    version words as the data's shape says; the two ends of a transfer are equally large; rings have the program's slots. Stages
@@ -35,6 +35,9 @@ use crate::stream::Policy;
 use crate::tuning;
 use std::collections::HashSet;
 use std::ops::Range;
+
+/// More bytes than any arena has; sums of a few such are far from overflow.
+const ARENA_BYTES_MAX: u64 = 1 << 48;
 
 /// More slots than any ring has; keeps a damaged manifest from asking for absurd work.
 const SLOTS_MAX: u32 = 1 << 16;
@@ -75,7 +78,7 @@ pub fn check(bundle: &Bundle) -> Result<(), BundleError> {
     Ok(())
 }
 
-/// Invariants 1 to 6, and 8 to 12, as far as they don't concern the images.
+/// Invariants 1 to 6, and 8 to 13, as far as they don't concern the images.
 ///
 /// # Errors
 /// The first one that is broken.
@@ -116,6 +119,11 @@ fn counts(m: &Manifest) -> Check {
     }
     for (count, what) in [(m.program.streams.len(), "streams"), (m.proved.bubble.len(), "proved bubbles")] {
         ensure!(count == ranks, "there are {ranks} ranks and {count} {what}");
+    }
+    for (rank, memory) in m.memory.iter().enumerate() {
+        let (total, workspace) = (memory.total, memory.workspace);
+        ensure!(total <= ARENA_BYTES_MAX, "rank {rank} has an arena of {total} bytes, more than any");
+        ensure!(workspace <= total, "{workspace} of the {total} bytes of rank {rank} are workspace");
     }
     for (i, stage) in m.stages.iter().enumerate() {
         ensure!(stage.stage.index() == i, "stage {} is listed at place {i}", stage.stage);

@@ -80,7 +80,7 @@ pub struct Choice {
     /// Medians of one computation's time: by the kernel itself, and by the fastest of the library's algorithms whose results agree with it.
     pub own_ns: u64,
     pub library_ns: Option<u64>,
-    /// Algorithms that the library offered, and those of them that were refused for their results.
+    /// Algorithms that the library offered and ran, and those of them that were refused for their results.
     pub offered: u32,
     pub refused: u32,
     /// That algorithm, where the library computes the product from now on.

@@ -40,7 +40,7 @@ type Launches = Vec<(Function, [u32; 3], u32)>;
 pub struct Functions {
     table: HashMap<(usize, u32), Launches>,
     /// What the functions are of.
-    _modules: Vec<Loaded>,
+    modules: Vec<Loaded>,
 }
 
 impl Functions {
@@ -64,7 +64,7 @@ impl Functions {
             }
             modules.push(module);
         }
-        Ok(Functions { table, _modules: modules })
+        Ok(Functions { table, modules })
     }
 }
 
@@ -223,8 +223,9 @@ impl Drop for OnGpu {
             comm.leave();
         }
         if self.queue.abandoned {
-            // Ending it would wait for what may never end.
+            // Ending and unloading them would wait for what may never end.
             std::mem::forget(self.blas.take());
+            std::mem::forget(std::mem::take(&mut self.functions.modules));
         }
     }
 }
@@ -320,6 +321,10 @@ impl Device for OnGpu {
         for _ in 0..times {
             self.issue(command)?;
         }
-        self.queue.passed(&timer).map_err(Fault::Device)
+        self.queue.stop(&timer).map_err(Fault::Device)?;
+        let deadline = self.patience.deadline.saturating_mul(times);
+        // Nobody else has a part in it.
+        let alone = Patience::new(deadline, None);
+        alone.until("its computations were not done", || self.queue.passed(&timer))
     }
 }

@@ -121,7 +121,8 @@ fn opened(bundle: &Bundle) -> Result<(Chip, Driver), RunError> {
 
 /// The library that a bundle was tuned with.
 fn tuned_with(manifest: &Manifest) -> Result<Arc<Lt>, String> {
-    Lt::load().map(Arc::new).or_else(|missing| {
+    let version = manifest.library().map(|tuning| tuning.on.version);
+    Lt::load(version).map(Arc::new).or_else(|missing| {
         library::check(manifest, &Err(missing.clone()))?;
         Err(missing)
     })
@@ -174,7 +175,8 @@ impl<'b> Cuda<'b> {
     pub fn to_tune(bundle: &'b Bundle, deadline: Duration) -> Result<Cuda<'b>, RunError> {
         let (chip, driver) = opened(bundle)?;
         place(1, driver.count().min(1)).map_err(missing)?;
-        let library = Some(Arc::new(Lt::load().map_err(missing)?));
+        let library = Lt::load(None).map_err(|what| missing(format!("{what}; install that of CUDA 12 or 13")))?;
+        let library = Some(Arc::new(library));
         let (ordinals, transport) = (vec![0; bundle.manifest.memory.len()], Transport::None);
         Ok(Cuda { bundle, driver, chip, ordinals, transport, library, patience: Patience::new(deadline, None) })
     }

@@ -23,9 +23,14 @@ pub enum Method {
     Wrong,
     /// With a bit that changes from one time to the next.
     Unsteady,
+    /// Not run, though it is offered.
+    Refused,
+    /// Not run either, and the device is broken from then on.
+    Breaking,
 }
 
 impl Method {
+    /// Those that run.
     const ALL: [Method; 4] = [Method::Descending, Method::Split, Method::Wrong, Method::Unsteady];
 
     fn algorithm(self, product: &Product) -> Algorithm {
@@ -75,6 +80,16 @@ impl Played {
         Played { identity, methods, rule, times_run: Arc::default() }
     }
 
+    /// How an algorithm sums.
+    pub(super) fn method(&self, algorithm: &Algorithm) -> Result<Method, String> {
+        let found = Method::ALL.get(algorithm.words[0] as usize);
+        found.copied().ok_or_else(|| "the library does not know the algorithm".into())
+    }
+
+    pub(super) fn breaks(&self, algorithm: &Algorithm) -> bool {
+        algorithm.words[0] == Method::Breaking as u64
+    }
+
     /// Computes a product over places of an arena.
     pub(super) fn run(
         &self,
@@ -84,7 +99,7 @@ impl Played {
         args: &[(u64, Place)],
         workspace: u64,
     ) -> Result<(), String> {
-        let method = Method::ALL.get(algorithm.words[0] as usize).ok_or("the library does not know the algorithm")?;
+        let method = self.method(algorithm)?;
         let descriptor = Descriptor::new(product);
         let read = |operand: usize| {
             let mut bytes = vec![0; args[operand].1.bytes as usize];
@@ -99,7 +114,7 @@ impl Played {
             Method::Unsteady => self.times_run.fetch_add(1, Ordering::Relaxed) as u32 & 1,
             _ => 0,
         };
-        gemm(&descriptor, *method, bit, [&a, &b], bias.as_deref(), &mut c, &mut partial);
+        gemm(&descriptor, method, bit, [&a, &b], bias.as_deref(), &mut c, &mut partial);
         arena.put(args[roles.c].0, &c);
         if !partial.is_empty() {
             arena.put(workspace, &partial);
@@ -159,6 +174,7 @@ fn gemm(
             let mut total = match method {
                 Method::Descending | Method::Unsteady => sum(i, j, 0..k),
                 Method::Wrong => sum(i, j, 0..k - 1),
+                Method::Refused | Method::Breaking => unreachable!("they don't run"),
                 Method::Split => {
                     let at = 4 * (j * d.c.rows + i) as usize;
                     partial[at..at + 4].copy_from_slice(&sum(i, j, k / 2..k).to_le_bytes());

@@ -47,8 +47,10 @@ pub fn check(manifest: &Manifest, found: &Result<Identity, String>) -> Result<()
     let Some(tuning) = manifest.library() else { return Ok(()) };
     let (on, again) =
         (&tuning.on, "tune the bundle again here (`paceline tune`), or run the one that it was made from");
-    let found =
-        found.as_ref().map_err(|missing| format!("the bundle was tuned with {}, and {missing}; {again}", on.name()))?;
+    let found = found.as_ref().map_err(|missing| {
+        let name = on.name();
+        format!("the bundle was tuned with {name}, and {missing}; install it, or run the bundle that it was made from")
+    })?;
     if (&found.library, found.version) != (&on.library, on.version) {
         return Err(format!("the bundle was tuned with {}, and this machine has {}; {again}", on.name(), found.name()));
     }

@@ -110,14 +110,15 @@ impl<'a> Subject<'a> {
         let own = Command::Launch { stage: self.stage, kernel: self.kernel, args: self.args.clone() };
         let expected = self.result(device, &own, settings)?;
         let library: &mut dyn Library = device.library().map_err(Fault::Device)?;
-        let offered =
+        let proposed =
             library.candidates(&self.product, settings.workspace_bytes, OFFERED_MAX).map_err(Fault::Device)?;
-        let mut sound = Vec::new();
-        for algorithm in offered.iter().filter(|a| a.workspace_bytes <= settings.workspace_bytes) {
+        let (mut offered, mut sound) = (0, Vec::new());
+        for algorithm in proposed.iter().filter(|a| a.workspace_bytes <= settings.workspace_bytes) {
             let (product, args, workspace) = (self.product, self.args.clone(), self.workspace);
             let command = Command::Product { product, algorithm: *algorithm, args, workspace };
             // One that the library itself refuses to run is none.
             let Some(found) = self.tried(device, &command, settings)? else { continue };
+            offered += 1;
             let steady = self.result(device, &command, settings)? == found;
             if steady && self.apart(&found, &expected) <= band(&self.product) {
                 sound.push((*algorithm, command));
@@ -132,8 +133,8 @@ impl<'a> Subject<'a> {
             kernel: self.kernel,
             own_ns: times[0],
             library_ns: fastest.map(|(ns, _)| *ns),
-            offered: offered.len() as u32,
-            refused: (offered.len() - sound.len()) as u32,
+            offered,
+            refused: offered - sound.len() as u32,
             algorithm,
         })
     }
@@ -144,9 +145,8 @@ impl<'a> Subject<'a> {
         for (i, (at, _)) in self.args.iter().enumerate() {
             device.upload(*at, &self.operand(i, bytes[i]))?;
         }
-        if device.enqueue(std::slice::from_ref(command)).is_err() {
-            return Ok(None);
-        }
+        let enqueued = device.enqueue(std::slice::from_ref(command)).is_ok();
+        // What broke the device itself fails again here, and ends the tuning.
         device.enqueue(&[Command::Record(Stream::Compute, 0)])?;
         let begun = device.now();
         while !device.happened(0)? {
@@ -154,6 +154,9 @@ impl<'a> Subject<'a> {
                 return Err(Fault::Device(format!("it didn't end within {} s", settings.deadline.as_secs())));
             }
             device.pause();
+        }
+        if !enqueued {
+            return Ok(None);
         }
         let last = self.args.len() - 1;
         let mut result = vec![0; bytes[last] as usize];

@@ -23,6 +23,13 @@ const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt
 /// Places of the arena lie at multiples of this: see [`artifact::structure`].
 const OPERAND_ALIGN: u32 = 64;
 
+/// Names to open the library by, that of a version that is wanted first.
+fn names(version: Option<u64>) -> Vec<String> {
+    let wanted = version.map(|version| format!("libcublasLt.so.{}", version / 10_000));
+    let others = NAMES.iter().map(|&name| name.to_owned()).filter(|name| Some(name) != wanted.as_ref());
+    wanted.iter().cloned().chain(others).collect()
+}
+
 /// `cublasStatus_t`, of which a later library may have more than this one knows.
 type Code = c_int;
 const SUCCESS: Code = 0;
@@ -110,18 +117,16 @@ pub struct Lt {
 }
 
 impl Lt {
-    /// Opens the library.
+    /// Opens the library, of a version that is wanted if it is there.
     ///
     /// # Errors
     /// Where it was looked for.
-    pub fn load() -> Result<Lt, String> {
+    pub fn load(version: Option<u64>) -> Result<Lt, String> {
+        let names = names(version);
         // SAFETY: cuBLASLt's initialisers do nothing that a process must be ready for.
-        let library = NAMES.iter().find_map(|&name| unsafe { SharedLibrary::new(name) }.ok());
+        let library = names.iter().find_map(|name| unsafe { SharedLibrary::new(name) }.ok());
         let library = library.ok_or_else(|| {
-            format!(
-                "cuBLASLt was not found (looked for {}; install it or add its folder to LD_LIBRARY_PATH)",
-                NAMES.join(", ")
-            )
+            format!("cuBLASLt was not found (looked for {}, also in LD_LIBRARY_PATH)", names.join(", "))
         })?;
         macro_rules! function {
             ($name:literal) => {
@@ -457,12 +462,20 @@ mod tests {
         value
     }
 
+    #[test]
+    fn a_tuned_bundle_opens_its_own_version_first() {
+        assert_eq!(names(None), NAMES);
+        assert_eq!(names(Some(130_002)), NAMES);
+        assert_eq!(names(Some(120_804)), ["libcublasLt.so.12", "libcublasLt.so.13", "libcublasLt.so"]);
+        assert_eq!(names(Some(140_000))[..2], ["libcublasLt.so.14", "libcublasLt.so.13"]);
+    }
+
     /// Where there is a cuBLASLt: it takes our descriptions without a GPU, and reads out of them what went in.
     #[test]
     fn descriptions_are_those_that_the_library_knows() {
         use sys::cublasLtMatmulDescAttributes_t as A;
         use sys::cublasLtMatrixLayoutAttribute_t as L;
-        let Ok(lt) = Lt::load().map(Arc::new) else {
+        let Ok(lt) = Lt::load(None).map(Arc::new) else {
             eprintln!("skipped: there is no cuBLASLt here");
             return;
         };

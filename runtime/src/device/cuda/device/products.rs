@@ -31,6 +31,7 @@ impl OnGpu {
         self.queue.record(Stream::Compute as usize, 0)?;
         while !self.queue.happened(0)? {
             if self.started.elapsed() >= self.patience.deadline {
+                self.queue.abandoned = true;
                 return Err(format!(
                     "its first products were not done after {} s",
                     self.patience.deadline.as_secs_f64()

@@ -39,6 +39,22 @@ fn call<T>(what: &str, result: Result<T, DriverError>) -> Result<T, String> {
     result.map_err(|error| format!("{what} failed: {}", words(error)))
 }
 
+/// Waits for the default stream: its calls may return before the memory of the GPU has changed, and a queue's streams don't wait for it.
+fn settled(what: &str) -> Result<(), String> {
+    // SAFETY: a context is current, and none is the default stream's handle.
+    call(what, unsafe { result::stream::synchronize(null_mut()) })
+}
+
+/// Whether an event's last record has happened.
+fn ended(event: sys::CUevent) -> Result<bool, String> {
+    // SAFETY: the owner of the event calls.
+    match unsafe { result::event::query(event) } {
+        Ok(()) => Ok(true),
+        Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        Err(error) => Err(words(error)),
+    }
+}
+
 impl Driver {
     /// None where there is no driver's library.
     ///
@@ -301,6 +317,7 @@ impl Queue {
             call("clearing the arena", result::memset_d8_sync(arena, 0, bytes as usize))?;
             arena
         };
+        settled("clearing the arena")?;
         Ok(Queue { gpu, arena, bytes, streams, events, graphs: Vec::new(), staging, marks, abandoned: false })
     }
 
@@ -336,7 +353,8 @@ impl Queue {
         self.enter()?;
         let to = self.address(offset, bytes.len() as u64);
         // SAFETY: in bounds, and no stream uses the arena now.
-        call("copying to the GPU", unsafe { result::memcpy_htod_sync(to, bytes) })
+        call("copying to the GPU", unsafe { result::memcpy_htod_sync(to, bytes) })?;
+        settled("copying to the GPU")
     }
 
     pub fn download(&self, offset: u64, out: &mut [u8]) -> Result<(), String> {
@@ -401,12 +419,7 @@ impl Queue {
     /// Whether an event's last record has happened. A failed kernel or copy shows here.
     pub fn happened(&self, event: usize) -> Result<bool, String> {
         self.enter()?;
-        // SAFETY: the event is this queue's.
-        match unsafe { result::event::query(self.events[event]) } {
-            Ok(()) => Ok(true),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(words(error)),
-        }
+        ended(self.events[event])
     }
 
     /// Begins to measure the time of what is enqueued on the computations' stream from here on.
@@ -418,15 +431,20 @@ impl Queue {
         Ok(timer)
     }
 
-    /// Waits for what was enqueued since, and says how long it took.
-    pub fn passed(&self, timer: &Timer) -> Result<Duration, String> {
-        // SAFETY: the events and the stream live, and both events have happened when they are compared.
-        let milliseconds = unsafe {
-            call("recording an event", result::event::record(timer.end, self.streams[0]))?;
-            call("waiting for the end", result::stream::synchronize(self.streams[0]))?;
-            call("reading a time", result::event::elapsed(timer.start, timer.end))?
-        };
-        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    /// Measures no further.
+    pub fn stop(&self, timer: &Timer) -> Result<(), String> {
+        // SAFETY: the event and the stream live.
+        call("recording an event", unsafe { result::event::record(timer.end, self.streams[0]) })
+    }
+
+    /// How long what was enqueued until [`Queue::stop`] took; none while it is not done.
+    pub fn passed(&self, timer: &Timer) -> Result<Option<Duration>, String> {
+        if !ended(timer.end)? {
+            return Ok(None);
+        }
+        // SAFETY: both events live and have happened.
+        let milliseconds = call("reading a time", unsafe { result::event::elapsed(timer.start, timer.end) })?;
+        Ok(Some(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3)))
     }
 
     /// What is enqueued from here on goes into a graph.

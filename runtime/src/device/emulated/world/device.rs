@@ -52,6 +52,14 @@ impl Device for Emulated {
         let mut state = self.shared.lock();
         let device = state.alive(self.rank)?;
         for command in commands {
+            if let (Command::Product { algorithm, .. }, Ok(library)) = (command, &self.library)
+                && let Err(refusal) = library.method(algorithm)
+            {
+                if library.breaks(algorithm) {
+                    device.fault = Some("the device is broken".into());
+                }
+                return Err(Fault::Device(refusal));
+            }
             let (stream, item) = device.item(command);
             device.streams[stream as usize].items.push_back(item);
         }
