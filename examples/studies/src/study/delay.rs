@@ -160,7 +160,7 @@ impl Delay {
             title: title.to_owned(),
             x: Across::Names("optimizer".to_owned(), CANDIDATES.iter().map(|c| c.optimizer.name.to_owned()).collect()),
             y: "loss less that without delay, nats a token".to_owned(),
-            y_limit: Some(0.3),
+            y_limit: Some(1.0),
             series: series.to_vec(),
         }
     }
