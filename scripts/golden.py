@@ -470,7 +470,7 @@ def random_case():
     return {
         "seed": SEED,
         "draws": {name: [f"{int(ref.draw(SEED, name, i)):016x}" for i in range(4)] for name in ("data", "embed.tok")},
-        "model": vars(SMALL),
+        "model": {key: value for key, value in vars(SMALL).items() if value is not False},
         "weights": weights,
         "data": DATA_FILE,
         "tokens": len(text),
