@@ -87,8 +87,8 @@ impl State<'_> {
     fn ready(&self, op: Op, stage: StageId, mb: u64) -> Option<u64> {
         let mut ready = 0;
         for wait in self.waits[stage.index()].before(op) {
-            if let Some(mb) = mb.checked_sub(wait.back) {
-                ready = ready.max(self.channels[wait.channel].done(mb)?);
+            if let Some(mb) = wait.of(mb) {
+                ready = ready.max(self.channels[wait.channel()].done(mb)?);
             }
         }
         Some(ready)

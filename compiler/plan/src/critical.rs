@@ -129,8 +129,8 @@ impl<'a> Walk<'a> {
         }
         let waits = self.waits[event.stage.index()].before(event.op);
         let decides = |wait: &channel::Wait| {
-            let channel = self.channels[wait.channel];
-            let (send, receive) = self.sides(&channel, event.mb.checked_sub(wait.back)?)?;
+            let channel = self.channels[wait.channel()];
+            let (send, receive) = self.sides(&channel, wait.of(event.mb)?)?;
             let (sent, posted) = (self.all[send].start_ns, self.all[receive].start_ns);
             let latency_ns = if wait.arrives { self.costs.latency_ns(channel.freight) } else { 0 };
             let decided = sent.max(posted).saturating_add(latency_ns) == event.start_ns;

@@ -13,7 +13,7 @@
 //! [`crate::posts`]; with several stages a rank receive rings are larger, see [`crate::buffers`]. Neighbouring stages on one rank hand over: no transfer, and a ring as large as the order needs.
 
 use crate::Shape;
-use crate::line::{Item, Line, Needs, forward, input_gradient, weight_gradient};
+use crate::line::{Item, Line, Needs, weight_gradient};
 use crate::order::{self, ACTIONS_MAX, Act, fault};
 use crate::posts::{self, Source};
 use crate::{buffers, exchange, norm, policy};
@@ -269,16 +269,21 @@ fn instr(op: Op, stage: u32, mb: u64) -> Instr {
 /// The sends of what an instruction made.
 pub(crate) fn sends(program: &Program, item: &Item) -> impl Iterator<Item = Op> {
     let stage = item.stage as usize;
-    let (before, after) = (program.border_before(stage).is_some(), program.border_after(stage).is_some());
+    let before = || program.border_before(stage).is_some();
+    let after = || program.border_after(stage).is_some();
     // After the last stage the sum is the total.
-    let total = item.op == Op::T || item.op == Op::N && program.after(stage).is_none();
-    let sends = [
-        (forward(item.op) && after).then_some(Op::SendF),
-        (input_gradient(item.op) && before).then_some(Op::SendB),
-        (item.op == Op::N && after).then_some(Op::SendN),
-        (total && before).then_some(Op::SendT),
-        (item.op == Op::SendG).then_some(Op::SendG),
-    ];
+    let total = |op| op == Op::T || op == Op::N && program.after(stage).is_none();
+    let (one, other) = match item.op {
+        Op::F => (after().then_some(Op::SendF), None),
+        Op::B(_) | Op::I => (before().then_some(Op::SendB), None),
+        Op::N | Op::T => {
+            let up = (item.op == Op::N && after()).then_some(Op::SendN);
+            (up, (total(item.op) && before()).then_some(Op::SendT))
+        }
+        Op::SendG => (Some(Op::SendG), None),
+        _ => (None, None),
+    };
+    let sends = [one, other];
     sends.into_iter().flatten()
 }
 

@@ -10,7 +10,7 @@
 //!
 //! Times are integers in nanoseconds.
 
-use artifact::channel::{Channel, Freight, Wait, Waits, channels, side};
+use artifact::channel::{Channel, Freight, Wait, Waits, channels, first_by_update, side};
 use artifact::ids::{RankId, StageId};
 use artifact::stream::{Op, Program};
 use artifact::verify::execute::{Event, Execution, Extent, cycle};
@@ -167,6 +167,8 @@ pub(crate) struct Clock<'a> {
     /// By channel.
     links: Vec<Link>,
     channels: Vec<Channel>,
+    /// The first channel of a transfer an update.
+    first_by_update: usize,
     /// By stage.
     waits: Vec<Waits>,
     program: &'a Program,
@@ -179,11 +181,16 @@ impl<'a> Clock<'a> {
         let channels = channels(program);
         let links = vec![Link::default(); channels.len()];
         let waits = Waits::of(program);
-        Clock { costs, free_ns: vec![0; program.streams.len()], links, channels, waits, program, first }
+        let (free_ns, first_by_update) = (vec![0; program.streams.len()], first_by_update(program));
+        Clock { costs, free_ns, links, channels, first_by_update, waits, program, first }
     }
 
     fn exchanges(&self, channel: usize) -> bool {
-        self.channels[channel].freight.by_update()
+        channel >= self.first_by_update
+    }
+
+    fn latency_ns(&self, channel: usize) -> u64 {
+        if self.exchanges(channel) { self.costs.latency_ns(self.channels[channel].freight) } else { self.costs.hop_ns }
     }
 
     fn place(&self, channel: usize, number: u64) -> usize {
@@ -205,9 +212,8 @@ impl<'a> Clock<'a> {
             return self.there(channel, !sends, self.place(channel, event.mb), free);
         }
         let there = |wait: &Wait| {
-            let mb = event.mb.checked_sub(wait.back)?;
-            let latency_ns = self.costs.latency_ns(self.channels[wait.channel].freight);
-            Some(self.made_ns((wait.channel, mb)).saturating_add(if wait.arrives { latency_ns } else { 0 }))
+            let made_ns = self.made_ns((wait.channel(), wait.of(event.mb)?));
+            Some(if wait.arrives { made_ns.saturating_add(self.latency_ns(wait.channel())) } else { made_ns })
         };
         let ready = self.waits[s].before(event.op).iter().filter_map(there).max().unwrap_or(0);
         let start = free.max(ready);
@@ -227,7 +233,7 @@ impl<'a> Clock<'a> {
     fn waits(&self, event: &Event) -> impl Iterator<Item = (usize, u64)> {
         let waits = self.waits[event.stage.index()].before(event.op);
         let mb = event.mb;
-        waits.iter().filter_map(move |wait| Some((wait.channel, mb.checked_sub(wait.back)?)))
+        waits.iter().filter_map(move |wait| Some((wait.channel(), wait.of(mb)?)))
     }
 
     fn made_ns(&self, (channel, mb): (usize, u64)) -> u64 {

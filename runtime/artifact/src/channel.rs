@@ -91,21 +91,28 @@ fn borders(program: &Program) -> usize {
     program.rank_of_stage.len().saturating_sub(1)
 }
 
+/// Channels of micro-batches come first: the number of the first one that has a transfer an update.
+pub fn first_by_update(program: &Program) -> usize {
+    2 * borders(program)
+}
+
 /// The channel of a send or a receive of stage `s`, and whether this is the sending side. None for computations, and where a program has
 /// no such transfers.
 pub fn side(program: &Program, op: Op, s: usize) -> Option<(usize, bool)> {
-    let borders = borders(program);
-    let norms = program.norms().then_some(2 * borders);
-    let table = |from: usize| 2 * borders + norms.unwrap_or(0) + usize::from(from > 0);
+    let norm = |border: usize| program.norms().then(|| first_by_update(program) + 2 * border);
+    let table = |from: usize| {
+        let norms = if program.norms() { 2 * borders(program) } else { 0 };
+        first_by_update(program) + norms + usize::from(from > 0)
+    };
     Some(match op {
         Op::SendF => (2 * s, true),
         Op::RecvF => (2 * s.checked_sub(1)?, false),
         Op::SendB => (2 * s.checked_sub(1)? + 1, true),
         Op::RecvB => (2 * s + 1, false),
-        Op::SendN => (norms? + 2 * s, true),
-        Op::RecvN => (norms? + 2 * s.checked_sub(1)?, false),
-        Op::SendT => (norms? + 2 * s.checked_sub(1)? + 1, true),
-        Op::RecvT => (norms? + 2 * s + 1, false),
+        Op::SendN => (norm(s)?, true),
+        Op::RecvN => (norm(s.checked_sub(1)?)?, false),
+        Op::SendT => (norm(s.checked_sub(1)?)? + 1, true),
+        Op::RecvT => (norm(s)? + 1, false),
         Op::SendG => (table(s), true),
         Op::RecvG => (table(program.partner(s)?), false),
         Op::F | Op::B(_) | Op::I | Op::W(_) | Op::N | Op::T | Op::U => return None,
@@ -126,18 +133,36 @@ pub fn performs(program: &Program, op: Op, s: usize) -> bool {
 }
 
 /// A wait of an instruction for a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wait {
-    pub channel: usize,
+    channel: u32,
     /// It is that of so many micro-batches (updates) before; of none where there are not so many.
-    pub back: u64,
+    pub back: u32,
     /// Whether the instruction reads what arrives; else what was sent has to be taken.
     pub arrives: bool,
 }
 
-/// The waits of a stage's instructions.
+impl Wait {
+    pub fn channel(&self) -> usize {
+        self.channel as usize
+    }
+
+    /// The micro-batch (update) whose transfer an instruction of `mb` waits for.
+    pub fn of(&self, mb: u64) -> Option<u64> {
+        mb.checked_sub(self.back.into())
+    }
+}
+
+/// Most waits of a stage: two of F, two of B, three of N, one of T, four of U.
+const WAITS_MAX: usize = 12;
+
+/// The waits of a stage's instructions. Every instruction asks: they lie together.
 #[derive(Clone, Debug, Default)]
-pub struct Waits([Vec<Wait>; 5]);
+pub struct Waits {
+    all: [Wait; WAITS_MAX],
+    /// Where those of F, B, N, T and U end.
+    ends: [u8; 5],
+}
 
 impl Waits {
     /// By stage.
@@ -147,12 +172,13 @@ impl Waits {
 
     /// Those of an instruction.
     pub fn before(&self, op: Op) -> &[Wait] {
+        let [f, b, n, t, u] = self.ends.map(usize::from);
         match op {
-            Op::F => &self.0[0],
-            Op::B(_) | Op::I => &self.0[1],
-            Op::N => &self.0[2],
-            Op::T => &self.0[3],
-            Op::U => &self.0[4],
+            Op::F => &self.all[..f],
+            Op::B(_) | Op::I => &self.all[f..b],
+            Op::N => &self.all[b..n],
+            Op::T => &self.all[n..t],
+            Op::U => &self.all[t..u],
             _ => &[],
         }
     }
@@ -161,18 +187,26 @@ impl Waits {
         let rings = &program.rings[s];
         let wait = |op, back: u32, arrives| {
             let (channel, _) = side(program, op, s).filter(|_| performs(program, op, s))?;
-            Some(Wait { channel, back: back.into(), arrives })
+            Some(Wait { channel: channel as u32, back, arrives })
         };
         let table = [wait(Op::RecvG, 0, true), wait(Op::SendG, 0, false)];
         let [theirs, own] = table.map(|wait| wait.filter(|_| s == 0));
-        let list = |waits: &[Option<Wait>]| waits.iter().copied().flatten().collect();
-        Waits([
-            list(&[wait(Op::RecvF, 0, true), wait(Op::SendF, rings.send_f, false)]),
-            list(&[wait(Op::RecvB, 0, true), wait(Op::SendB, rings.send_b, false)]),
-            list(&[wait(Op::RecvN, 0, true), theirs, own]),
-            list(&[wait(Op::RecvT, 0, true)]),
-            list(&[table[0], table[1], wait(Op::SendN, 0, false), wait(Op::SendT, 0, false)]),
-        ])
+        let lists: [&[Option<Wait>]; 5] = [
+            &[wait(Op::RecvF, 0, true), wait(Op::SendF, rings.send_f, false)],
+            &[wait(Op::RecvB, 0, true), wait(Op::SendB, rings.send_b, false)],
+            &[wait(Op::RecvN, 0, true), theirs, own],
+            &[wait(Op::RecvT, 0, true)],
+            &[table[0], table[1], wait(Op::SendN, 0, false), wait(Op::SendT, 0, false)],
+        ];
+        let (mut waits, mut end) = (Waits::default(), 0);
+        for (list, ends) in lists.iter().zip(&mut waits.ends) {
+            for wait in list.iter().flatten() {
+                waits.all[end] = *wait;
+                end += 1;
+            }
+            *ends = end as u8;
+        }
+        waits
     }
 }
 
@@ -206,7 +240,9 @@ mod tests {
                 assert_eq!(side(&program, channel.freight.receive(), channel.to), Some((number, false)));
             }
             let waits = Waits::of(&program);
-            assert!(waits.iter().flat_map(|w| &w.0).flatten().all(|w| w.channel < all.len()));
+            assert!(waits.iter().flat_map(|w| &w.all[..w.ends[4].into()]).all(|w| w.channel() < all.len()));
+            let by_update = all.iter().position(|c| c.freight.by_update());
+            assert_eq!(by_update.unwrap_or(all.len()), first_by_update(&program));
         }
     }
 }

@@ -242,7 +242,7 @@ impl<'a> Order<'a> {
 
     /// Whether the last transfer of the slot of a wait is done.
     fn is_done(&self, wait: &Wait, stage: StageId, mb: u64) -> bool {
-        let (channel, queue) = &self.channels[wait.channel];
+        let (channel, queue) = &self.channels[wait.channel()];
         let op = if wait.arrives { channel.freight.receive() } else { channel.freight.send() };
         let ring = Ring::of(op).expect("a transfer is one of a ring");
         let slots = &self.tickets[stage.index()][ring as usize];

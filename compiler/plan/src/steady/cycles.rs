@@ -106,10 +106,10 @@ impl Finder<'_> {
     /// Adds an instruction's waits for transfers.
     fn transfers(&self, op: Op, s: usize, mb: u32, time: i128, edges: &mut Vec<Edge>) -> Option<()> {
         for wait in self.waits[s].before(op) {
-            let Channel { from, to, freight } = self.channels[wait.channel];
+            let Channel { from, to, freight } = self.channels[wait.channel()];
             let latency = if wait.arrives { self.costs.latency_ns(freight) } else { 0 };
             for side in [(from, Kind::of(freight.send())), (to, Kind::of(freight.receive()))] {
-                edges.push(self.edge(side, mb, wait.back as u32, time + i128::from(latency))?);
+                edges.push(self.edge(side, mb, wait.back, time + i128::from(latency))?);
             }
         }
         Some(())

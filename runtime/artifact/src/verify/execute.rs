@@ -233,7 +233,7 @@ impl<'a> Execution<'a> {
                 let event = Event::at(stream, rank, Cursor { section, position }, instr);
                 let skipped = self.skipped(&event);
                 if !skipped {
-                    self.blocked[rank] = self.waits_for(&event).map(|(wait, number)| (wait.channel, number));
+                    self.blocked[rank] = self.waits_for(&event).map(|(wait, number)| (wait.channel(), number));
                     if self.blocked[rank].is_some() {
                         break 'sections;
                     }
@@ -311,18 +311,18 @@ impl<'a> Execution<'a> {
     fn cause(&self, event: &Event) -> Option<Cause> {
         let (wait, _) = self.waits_for(event)?;
         let rank = |stage: usize| self.program.rank_of_stage[stage];
-        let ends = self.channels[wait.channel].ends;
+        let ends = self.channels[wait.channel()].ends;
         Some(match wait.arrives {
             true => Cause::Transfer { rank: rank(ends.from) },
-            false => Cause::Slot { rank: rank(ends.to), holder: event.mb - wait.back },
+            false => Cause::Slot { rank: rank(ends.to), holder: event.mb - u64::from(wait.back) },
         })
     }
 
     /// The first transfer that the instruction waits for in vain, and its number on its channel.
     fn waits_for(&self, event: &Event) -> Option<(Wait, u64)> {
         self.waits[event.stage.index()].before(event.op).iter().find_map(|wait| {
-            let channel = &self.channels[wait.channel];
-            let mb = event.mb.checked_sub(wait.back)?;
+            let channel = &self.channels[wait.channel()];
+            let mb = wait.of(event.mb)?;
             let number = if wait.arrives { channel.receives.number(mb) } else { channel.sends.number(mb) };
             (!channel.has_made(number)).then_some((*wait, number))
         })
