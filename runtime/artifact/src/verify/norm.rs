@@ -17,6 +17,7 @@
 use super::index::{Index, Kind};
 use super::{StageIndex, Violation};
 use crate::stream::Program;
+use crate::work;
 
 /// The invariant of the module's text.
 pub(super) fn check(program: &Program, stages: &[StageIndex]) -> Option<Violation> {
@@ -75,20 +76,18 @@ fn in_place(program: &Program, stages: &[StageIndex], s: usize) -> Option<Violat
             return found;
         }
     }
-    // The stages from here on, or up to here, whose sums are in the same place.
-    let from = |range: &mut dyn Iterator<Item = usize>, goes_on: &dyn Fn(usize) -> bool| {
-        range.take_while(|at| goes_on(*at)).count()
-    };
-    let above = from(&mut (s..), &|at| program.hands_over(at));
-    let below = from(&mut (0..s).rev(), &|at| program.hands_over(at));
+    // The lowest of the stages with sums in one place claims that of the sum, the uppermost that of the total.
+    let begins = s == 0 || !program.hands_over(s - 1);
+    let ends = !program.hands_over(s);
     let early = |claim: Option<(Kind, Index)>, users: std::ops::RangeInclusive<usize>| {
         let (kind, claim) = claim?;
+        work::visit(users.clone().count());
         let update = stages[users].iter().find_map(|user| user.update.first_not_before(&claim, 1))?;
         Some(wrong(kind, "comes before the update before is done with the sum")(update + 1))
     };
     let of = |kind| stage.once(kind).map(|index| (kind, index));
-    // The lowest stage claims the place of the sum, the uppermost that of the total.
-    let norm = if below == 0 { of(Kind::RecvN).or(of(Kind::N)) } else { None };
-    let total = if above == 0 { of(Kind::RecvT) } else { None };
-    early(norm, s..=s + above).or_else(|| early(total, s - below..=s))
+    let up = || s + (s..).take_while(|at| program.hands_over(*at)).count();
+    let down = || s - (0..s).rev().take_while(|at| program.hands_over(*at)).count();
+    let norm = begins.then(|| early(of(Kind::RecvN).or(of(Kind::N)), s..=up())).flatten();
+    norm.or_else(|| ends.then(|| early(of(Kind::RecvT), down()..=s)).flatten())
 }
