@@ -17,6 +17,7 @@
 mod layout;
 mod tree;
 
+use crate::ast::{File, Item};
 use crate::diag::Diagnostic;
 use crate::lex::{Kind, Token};
 
@@ -28,7 +29,7 @@ const PASSES_MAX: usize = 8;
 /// # Errors
 /// The faults of a text that does not parse, or whose brackets do not match.
 pub fn fmt(text: &str) -> Result<String, Vec<Diagnostic>> {
-    let (_, found) = crate::parse(text);
+    let (file, found) = crate::parse(text);
     if found.iter().any(Diagnostic::is_error) {
         return Err(found);
     }
@@ -42,9 +43,20 @@ pub fn fmt(text: &str) -> Result<String, Vec<Diagnostic>> {
         }
         out = next;
     }
-    // A key like `model` that begins a line is read as the start of a block: such a text stays as it is.
-    let readable = !crate::parse(&out).1.iter().any(Diagnostic::is_error);
-    Ok(if readable { out } else { text.to_owned() })
+    // A key like `model` that begins a line is read as the start of a block, and what the parser skipped behind a clause that it
+    // doesn't know as one more clause: such a text stays as it is.
+    let (read, found) = crate::parse(&out);
+    let same = !found.iter().any(Diagnostic::is_error) && clauses(&read) == clauses(&file);
+    Ok(if same { out } else { text.to_owned() })
+}
+
+/// By schedule: the keys of its clauses.
+fn clauses(file: &File) -> Vec<Vec<&str>> {
+    let schedules = file.items.iter().filter_map(|item| match item {
+        Item::Schedule(schedule) => Some(schedule),
+        _ => None,
+    });
+    schedules.map(|schedule| schedule.clauses.iter().map(|clause| clause.key.text.as_str()).collect()).collect()
 }
 
 /// A clause that can't be understood may hold brackets that don't match: the parser skips them, the layout can't.

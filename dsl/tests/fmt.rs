@@ -70,6 +70,9 @@ fn text_with_faults_is_left_alone() {
 fn text_that_another_layout_would_change_stays() {
     let text = "schedule x { order { warmup 1 { F } model drain { B }\n} }";
     assert_eq!(formatted(text), text);
+    // Behind a clause that is not known the parser skips the rest of the line.
+    let text = "schedule x {\n  placed x { y\n  } backward whole\n  flush every accumulate\n}";
+    assert_eq!(formatted(text), text);
 }
 
 #[test]
