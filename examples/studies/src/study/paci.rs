@@ -89,8 +89,8 @@ impl Study for Paci {
                  with the same seed, which share initial weights and data. *ms/update* are the compiled schedules' times in steady \
                  state, with a core for every rank, from the model's arithmetic work; *ratio* is theirs, *ceiling* is \
                  (K + P - 1)/K, and the difference between them is the imbalance of the stages: the last one holds the head. \
-                 *same loss* is the ratio of times until the running mean of the training loss (over a tenth of the run) reaches the higher \
-                 of the two final values.\n";
+                 *same loss* is flush's time over PACI's, above 1 where PACI is sooner, until the running mean of the training loss (over a \
+                 tenth of the run) reaches the higher of the two final values.\n";
         text += &self.by_rate(rows, rate);
         text += &self.against_paper(rows, rate);
         text + &closing(self, rows)
